@@ -1,0 +1,41 @@
+# Needs python3 (3.11 or newer, with venv), pip and make; the rest is installed into .venv, once.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+
+demo: .venv/core.stamp ## ten clients, most without a label, train together on the digits: about 3 minutes
+	$(BIN)/semidfl demo
+
+test: .venv/dev.stamp ## the tests
+	$(BIN)/python -m pytest
+
+lint: .venv/dev.stamp ## style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## remove .venv and all caches; runs/ stays
+	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "semidfl needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# torch goes first and pinned, so that no later requirement can pull another build of it.
+.venv/core.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) $(TORCH)
+	$(INSTALL) --editable .
+	@touch $@
+
+.venv/dev.stamp: .venv/core.stamp
+	$(INSTALL) --editable '.[dev,data]'
+	@touch $@

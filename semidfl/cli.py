@@ -1,0 +1,192 @@
+"""The command line: parse, call, print."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semidfl.config import Config, from_toml, help_of, leaves, override, to_toml
+from semidfl.errors import ConfigError, DataError, SemiDFLError, Stopped, nearest
+from semidfl.recipes import RECIPES, find_recipe
+
+if TYPE_CHECKING:  # torch and the rest load only when a command needs them
+    from semidfl.data.sources import Report
+    from semidfl.experiment import Result
+
+__all__ = ["main"]
+
+USAGE = """usage: semidfl COMMAND …
+
+  demo                            labels only against SemiDFL on digits: two runs, a few minutes, no download
+  run RECIPE [--field value …]    run an experiment: {recipes}, or a config file .toml
+                                  --dry-run prints the config and what memory it needs; --overwrite replaces
+                                  a run of the same name; --help lists all fields
+  resume FOLDER                   go on with a run that was stopped
+  data list                       the data sets and where they are
+  data get NAME                   fetch a data set and verify it
+  data check NAME_OR_FILE         what is in it
+  version
+
+Runs are written to runs/NAME."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return 130
+    except SemiDFLError as error:
+        print(f"semidfl: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `semidfl … | head`
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        print("semidfl: stopped at once; the last checkpoint stands", file=sys.stderr)
+        return 130
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE.format(recipes=", ".join(RECIPES)))
+        return 0
+    if words[0] in ("version", "--version"):
+        from semidfl import __version__
+
+        print(f"semidfl {__version__}")
+        return 0
+    if words[0] not in COMMANDS:
+        raise ConfigError(f"there is no command {words[0]!r}{nearest(words[0], COMMANDS)}; `semidfl help` lists them")
+    return COMMANDS[words[0]](words[1:])
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0].startswith("-"):
+        print(_run_help())
+        return 0
+    flags = [w for w in words if w in ("--dry-run", "--overwrite", "--help")]
+    values = _pairs([w for w in words[1:] if w not in flags])
+    if "--help" in flags:
+        print(_run_help())
+        return 0
+    config = _config(words[0], values)
+    if "--dry-run" in flags:
+        from semidfl.estimate import estimate
+
+        print(to_toml(config) + "\n" + estimate(config))
+        return 0
+    from semidfl.experiment import run
+
+    return _done(run(config, overwrite="--overwrite" in flags))
+
+
+def _config(recipe: str, values: dict[str, str]) -> Config:
+    """A recipe (its own arguments first) or a config file, with overrides on top."""
+    if recipe.endswith(".toml"):
+        try:
+            return override(from_toml(Path(recipe).read_text()), values)
+        except OSError as error:
+            raise ConfigError(f"cannot read {recipe}: {error.strerror}") from None
+    make, arguments = find_recipe(recipe)
+    # Through a config first: so a recipe's arguments are checked and typed like any field.
+    typed = dict(leaves(override(Config(), {k: v for k, v in values.items() if k in arguments})))
+    by_name = {path.rsplit(".", 1)[-1]: value for path, value in typed.items()}
+    config = make(**{k: by_name[k] for k in arguments if k in values})
+    return override(config, {k: v for k, v in values.items() if k not in arguments})
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    """--field value, or --field=value; a later one wins."""
+    values: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("--"):
+            raise ConfigError(f"{word!r} stands where a --field is expected")
+        name, equals, value = word[2:].partition("=")
+        if not equals:
+            value = next(rest, "")
+            if not value:
+                raise ConfigError(f"--{name} needs a value")
+        values[name.replace("-", "_")] = value
+    return values
+
+
+def _run_help() -> str:
+    lines = ["usage: semidfl run RECIPE [--field value …] [--dry-run] [--overwrite]", "", "recipes:"]
+    for name, make in RECIPES.items():
+        _, arguments = find_recipe(name)
+        lines += [f"  {name} ({', '.join(arguments)})", f"      {(make.__doc__ or '').splitlines()[0]}"]
+    lines += ["", "fields (a name that occurs once needs no section), with the defaults of `paper` on MNIST:"]
+    helps = help_of()
+    lines += [f"  --{path} {value!r}\n      {helps[path]}" for path, value in leaves(Config())]
+    return "\n".join(lines)
+
+
+def _resume(words: list[str]) -> int:
+    if len(words) != 1:
+        raise ConfigError("usage: semidfl resume FOLDER")
+    from semidfl.experiment import resume
+
+    return _done(resume(words[0]))
+
+
+def _done(result: "Result") -> int:
+    s = result.summary
+    print(f"accuracy {100 * s['accuracy']:.2f} ± {100 * s['std_over_clients']:.2f} % over the clients", end="")
+    print(f" ({s['rounds']} rounds, {s['seconds']:.0f} s on {s['device']})")
+    print(f"run folder: {result.folder}")
+    return 0
+
+
+def _demo(words: list[str]) -> int:
+    """Two runs on the same split: what the labels alone give, and what SemiDFL makes of the rest."""
+    from semidfl.experiment import run
+
+    values = _pairs(words)
+    results = {}
+    for method, title in (("dfl-lb", "labels only (DFL-LB)"), ("semidfl", "SemiDFL")):
+        print(f"\n{title}: ten clients on a graph, two with labels, two with some, six with none")
+        config = _config("demo", {"method": method} | values)
+        config = replace(config, name=f"demo-{method}")
+        results[title] = run(config, overwrite=True)
+    print()
+    for title, result in results.items():
+        s = result.summary
+        print(f"{title:22} {100 * s['accuracy']:6.2f} % ± {100 * s['std_over_clients']:.2f}   {s['seconds']:4.0f} s")
+    low, high = (r.accuracy for r in results.values())
+    print(f"{'gained without a label':22} {100 * (high - low):+6.2f} points")
+    print(f"\nrun folder: {results['SemiDFL'].folder}")
+    return 0
+
+
+def _data(words: list[str]) -> int:
+    from semidfl.data import sources
+
+    match words:
+        case ["list"]:
+            for row in sources.available():
+                size = "x".join(map(str, row.shape))
+                print(f"{row.name:14} {row.train:>6} + {row.test:>5} images  {size:8} {row.where}")
+        case ["get", name]:
+            print(f"{name} is verified, in {sources.get(name)}")
+        case ["check", name]:
+            print(_data_report(sources.check(name)))
+        case _:
+            raise DataError("usage: semidfl data list | get NAME | check NAME_OR_FILE")
+    return 0
+
+
+def _data_report(report: "Report") -> str:
+    lines = [f"{report.name}: images {'x'.join(map(str, report.shape))}, {report.memory / 2**20:.1f} MiB in memory"]
+    lines.append(f"{'class':14} {'training':>9} {'test':>9}")
+    rows = zip(report.classes, report.train_counts, report.test_counts, strict=True)
+    lines += [f"{name:14} {train:9} {test:9}" for name, train, test in rows]
+    lines.append(f"{'all':14} {sum(report.train_counts):9} {sum(report.test_counts):9}")
+    return "\n".join(lines)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"demo": _demo, "run": _run, "resume": _resume, "data": _data}

@@ -1,0 +1,94 @@
+"""What the clients of a cohort hold: one pool of uint8 images on the device, and who owns which.
+
+The lists of the clients have unequal lengths; they are padded to one table (C, longest) with counts,
+so that drawing a batch for all clients is one gather.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from semidfl.data.dataset import Dataset
+from semidfl.data.partition import Split
+
+__all__ = ["Index", "Rows", "Shards", "Space"]
+
+Rows = slice | list[int]
+"""Some of a cohort's clients, by their place in it."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What an image is and how a network wants it: the part of a data set that all clients agree on."""
+
+    channels: int
+    height: int
+    width: int
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, data: Dataset) -> "Space":
+        return cls(data.channels, data.height, data.width, len(data.classes), data.mean, data.std)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.channels, self.height, self.width
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 (…, ch, H, W) -> float, as the classifier wants it."""
+        scale = torch.tensor([1 / (255 * s) for s in self.std], device=images.device)[:, None, None]
+        shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=images.device)
+        return images.float() * scale + shift[:, None, None]
+
+
+@dataclass(frozen=True)
+class Index:
+    """The pool positions of each client's samples."""
+
+    table: Tensor  # (C, longest) int64, padded with 0
+    count: Tensor  # (C,) int64
+    held: tuple[int, ...]  # count on the host, so that asking who has what never waits for the device
+
+    @classmethod
+    def of(cls, lists: Sequence[np.ndarray], device: torch.device) -> "Index":
+        held = tuple(len(x) for x in lists)
+        table = torch.zeros(len(lists), max([1, *held]), dtype=torch.int64)
+        for row, positions in zip(table, lists, strict=True):
+            row[: len(positions)] = torch.from_numpy(np.asarray(positions, dtype=np.int64))
+        return cls(table.to(device), torch.tensor(held, device=device), held)
+
+    def rows(self, rows: Rows) -> "Index":
+        held = self.held[rows] if isinstance(rows, slice) else tuple(self.held[i] for i in rows)
+        # Trimmed to the longest list left: a chunk of small clients does no work for large ones.
+        return Index(self.table[rows][:, : max([1, *held])], self.count[rows], held)
+
+    def valid(self) -> Tensor:
+        """(C, longest) bool: which cells hold a sample."""
+        return torch.arange(self.table.shape[1], device=self.table.device) < self.count[:, None]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The training data of C clients."""
+
+    images: Tensor  # (n, ch, H, W) uint8, the pool
+    labels: Tensor  # (n,) int64; of the unlabelled ones used only to report precision, -1 if nobody knows
+    labelled: Index
+    unlabelled: Index
+
+    @classmethod
+    def of(cls, data: Dataset, split: Split, clients: Sequence[int], device: torch.device) -> "Shards":
+        return cls(
+            torch.from_numpy(data.train_images).to(device),
+            torch.from_numpy(data.train_labels).to(device),
+            Index.of([split.labelled[i] for i in clients], device),
+            Index.of([split.unlabelled[i] for i in clients], device),
+        )
+
+    def rows(self, rows: Rows) -> "Shards":
+        return Shards(self.images, self.labels, self.labelled.rows(rows), self.unlabelled.rows(rows))

@@ -1,0 +1,82 @@
+"""The one place where cohorts meet.
+
+Each client publishes tensors under a topic of a round and sees those of its neighbourhood. In memory
+everybody is there; over a network only those who answered in time. All that is computed from what was
+seen goes through a `Neighbourhood`, so a missing peer needs no special case anywhere else.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from semidfl.topology import Topology
+
+__all__ = ["Counted", "Exchange", "Neighbourhood", "Shared"]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a cohort sees of a topic: the rows of all clients that answered, its own included."""
+
+    ids: tuple[int, ...]  # M client ids, ascending
+    tensors: dict[str, Tensor]  # (M, …)
+
+
+class Exchange(Protocol):
+    def share(self, t: int, topic: str, tensors: Mapping[str, Tensor]) -> Shared:
+        """Publish one row per own client, return those of own clients and neighbours."""
+        ...
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """G_i of each own client, as positions among the clients that answered.
+
+    Lists are in ascending order of client id and padded to the longest, so what is computed from them
+    does not depend on which other clients happen to share the process.
+    """
+
+    index: Tensor  # (C, G) positions into Shared
+    mask: Tensor  # (C, G) bool, False where padded
+
+    @classmethod
+    def of(cls, graph: Topology, own: Sequence[int], seen: Sequence[int], device: torch.device) -> "Neighbourhood":
+        place = {client: position for position, client in enumerate(seen)}
+        lists = [[place[j] for j in sorted((i, *graph.neighbours[i])) if j in place] for i in own]
+        longest = max(len(x) for x in lists)
+        index = torch.tensor([x + [0] * (longest - len(x)) for x in lists])
+        mask = torch.arange(longest) < torch.tensor([len(x) for x in lists])[:, None]
+        return cls(index.to(device), mask.to(device))
+
+    @classmethod
+    def alone(cls, clients: int, device: torch.device) -> "Neighbourhood":
+        """Every client with itself only."""
+        index = torch.arange(clients, device=device)[:, None]
+        return cls(index, torch.ones_like(index, dtype=torch.bool))
+
+    @property
+    def count(self) -> Tensor:
+        """(C,) size of each neighbourhood."""
+        return self.mask.sum(1)
+
+
+class Counted:
+    """An exchange that notes what each client sends: what it publishes, once to every neighbour."""
+
+    def __init__(self, inner: Exchange, graph: Topology, own: Sequence[int]) -> None:
+        self.inner = inner
+        self._degrees = [len(graph.neighbours[i]) for i in own]
+        self.sent: dict[str, list[int]] = {}  # topic -> bytes of each own client, since the last reset
+
+    def share(self, t: int, topic: str, tensors: Mapping[str, Tensor]) -> Shared:
+        row = sum(x[0].numel() * x.element_size() for x in tensors.values())
+        self.sent[topic] = [row * degree for degree in self._degrees]
+        return self.inner.share(t, topic, tensors)
+
+    def reset(self) -> dict[str, list[int]]:
+        """What was sent since the last reset."""
+        sent, self.sent = self.sent, {}
+        return sent

@@ -1,0 +1,212 @@
+"""A run from config to result: prepare the clients, do the rounds, test, record; stop and resume at any moment."""
+
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from semidfl import topology
+from semidfl.cohort import Cohort, Learner, each
+from semidfl.config import Config, config_hash, from_toml, to_toml
+from semidfl.data.dataset import Dataset
+from semidfl.data.partition import Split, partition
+from semidfl.data.shards import Shards
+from semidfl.data.sources import load
+from semidfl.draws import Draws
+from semidfl.errors import CheckpointError, Stopped
+from semidfl.exchange.base import Counted, Exchange
+from semidfl.exchange.memory import MemoryExchange
+from semidfl.learn.classifier import accuracy
+from semidfl.methods import Method, find_method
+from semidfl.record import checkpoint
+from semidfl.record.folder import RunFolder
+from semidfl.record.images import save_png
+from semidfl.record.log import RoundLog
+from semidfl.rounds import one_round
+from semidfl.setup import Setup
+from semidfl.stop import Stop
+from semidfl.terminal import Progress
+
+__all__ = ["Result", "prepare", "resume", "run", "test", "train"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over clients and the last tests, in 0..1."""
+        return float(self.summary["accuracy"])
+
+
+def run(config: Config, folder: str | Path = "", overwrite: bool = False, progress: Progress | None = None) -> Result:
+    """Runs an experiment; `folder` defaults to runs/NAME."""
+    data = load(config.data.dataset)
+    method, cohort = prepare(config, data)
+    path = Path(folder or Path("runs") / config.name)
+    with RunFolder.create(path, to_toml(config), overwrite) as kept, progress or Progress() as shown:
+        return _rounds(config, method, cohort, kept, shown, first=1)
+
+
+def resume(folder: str | Path, progress: Progress | None = None) -> Result:
+    """Goes on where a run was stopped; ends with what it would have ended with."""
+    with RunFolder.open(Path(folder)) as kept, progress or Progress() as shown:
+        config = from_toml(kept.config_toml)
+        method, cohort = prepare(config, load(config.data.dataset))
+        done = 0
+        if any(kept.checkpoints.glob("*.safetensors")):
+            done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
+            if meta.get("config") != config_hash(config):
+                raise CheckpointError(f"{kept.checkpoints} holds a checkpoint of another config than config.toml")
+            cohort.restore(tensors)
+        kept.truncate(done)
+        return _rounds(config, method, cohort, kept, shown, first=done + 1)
+
+
+def prepare(config: Config, data: Dataset, clients: Sequence[int] | None = None) -> tuple[Method, Cohort]:
+    """The method and a cohort of some clients (all by default) before the first round."""
+    kind = find_method(config.method)
+    graph = topology.build(config.graph, config.seed)
+    setup = Setup.of(config, data, graph)
+    method = kind(setup)
+    ids = tuple(range(graph.clients)) if clients is None else tuple(clients)
+    split = _split(config, data, graph, kind)
+    draws = Draws.of([config.seed] * len(ids), ids, setup.device)
+    shards = Shards.of(data, split, ids, setup.device)
+    cohort = Cohort(ids, draws, shards, _learner(setup, len(ids), "classifier"))
+    if method.generates:
+        cohort.generator = _learner(setup, len(ids), "generator")
+    return method, cohort
+
+
+def _split(config: Config, data: Dataset, graph: topology.Topology, kind: type[Method]) -> Split:
+    if kind.all_labelled:
+        return partition(data.train_labels, "L" * graph.clients, 100.0, config.data.alpha, config.seed)
+    return partition(data.train_labels, graph.roles, config.data.ratio, config.data.alpha, config.seed)
+
+
+def _learner(setup: Setup, clients: int, part: str) -> Learner:
+    """All clients start from the same weights: averaging needs it."""
+    network = setup.classifier if part == "classifier" else setup.generator
+    optimiser = setup.optimiser if part == "classifier" else setup.generator_optimiser
+    decay = setup.config.classifier.ema if part == "classifier" else setup.config.generator.ema
+    params = network.initial(setup.config.seed).to(setup.device).expand(clients, -1).clone()
+    return Learner(params, optimiser.start(params), params.clone() if decay else None)
+
+
+def _rounds(config: Config, method: Method, cohort: Cohort, kept: RunFolder, shown: Progress, first: int) -> Result:
+    shown.start(config.rounds, first, list(method.setup.graph.roles))
+    done, every = first - 1, config.compute.checkpoint_every
+    with Stop() as stop:
+        for record in train(config, method, cohort, MemoryExchange(cohort.ids), first):
+            done = record["round"]
+            kept.append(record)
+            shown.update(done, record)
+            if "generated_kept" in record:
+                _save_samples(kept, done, cohort)
+            last = stop.requested or done == config.rounds
+            if last or (every and done % every == 0):
+                _checkpoint(config, kept, done, cohort)
+            if stop.requested:
+                break
+    if done < config.rounds:
+        raise Stopped(f"stopped after round {done}; go on with: semidfl resume {kept.path}")
+    _save_models(kept, method, cohort)
+    summary = summarise(config, kept.records(), method.setup.device)
+    kept.write_summary(summary)
+    return Result(kept.path, summary)
+
+
+def train(config: Config, method: Method, cohort: Cohort, exchange: Exchange, first: int = 1) -> "Rounds":
+    """The rounds one by one, each as its record."""
+    return Rounds(config, method, cohort, exchange, first)
+
+
+class Rounds:
+    """Iterator over rounds; the cohort is whole whenever it yields."""
+
+    def __init__(self, config: Config, method: Method, cohort: Cohort, exchange: Exchange, first: int) -> None:
+        self.config, self.method, self.cohort, self.t = config, method, cohort, first
+        self.exchange = Counted(exchange, method.setup.graph, cohort.ids)
+
+    def __iter__(self) -> "Rounds":
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self.t > self.config.rounds:
+            raise StopIteration
+        started = time.perf_counter()
+        log = RoundLog(self.t, self.method.setup.device)
+        one_round(self.t, self.cohort, self.method, self.exchange, log)
+        if self.t % self.config.evaluation.every == 0 or self.t == self.config.rounds:
+            with log.phase("test"):
+                log["accuracy"] = test(self.method.setup, self.cohort.classifier.params)
+        log["bytes_sent"] = self.exchange.reset()
+        record = log.record()
+        record["seconds"]["round"] = round(time.perf_counter() - started, 6)
+        self.t += 1
+        return record
+
+
+def test(setup: Setup, params: Tensor) -> Tensor:
+    """Accuracy of every client's model on the whole test set (C,)."""
+    size = setup.chunk(setup.classifier, len(params))
+    limit = setup.limit(size)
+    images, labels = setup.test_images, setup.test_labels
+    return each(lambda p: accuracy(setup.classifier, setup.space, p, images, labels, limit), size, params)
+
+
+def summarise(config: Config, records: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
+    """The result: each client's mean over the last tests, then mean and standard deviation over the clients."""
+    tests = np.array([r["accuracy"] for r in records if "accuracy" in r][-config.evaluation.last :])
+    clients = tests.mean(0)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "name": config.name,
+        "method": config.method,
+        "config": config_hash(config),
+        "accuracy": float(clients.mean()),
+        "std_over_clients": float(clients.std()),
+        "per_client": clients.tolist(),
+        "last_test": tests[-1].tolist(),
+        "rounds": len(records),
+        "seconds": sum(r["seconds"]["round"] for r in records),
+        "bytes_per_client": sum(sum(map(sum, r["bytes_sent"].values())) for r in records) / tests.shape[1],
+        "device": f"{device.type}: {name}",
+        "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__},
+    }
+
+
+def _checkpoint(config: Config, kept: RunFolder, done: int, cohort: Cohort) -> None:
+    kept.sync()
+    checkpoint.save(kept.checkpoints, done, cohort.state(), {"config": config_hash(config)})
+
+
+def _save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
+    """One file a client and part, with plain names and shapes: any safetensors reader can use them."""
+    parts = {"classifier": (method.setup.classifier, cohort.classifier)}
+    if cohort.generator is not None:
+        parts["generator"] = (method.setup.generator, cohort.generator)
+    for part, (network, learner) in parts.items():
+        tensors = network.named(learner.params)
+        for row, client in enumerate(cohort.ids):
+            meta = {"client": str(client), "part": part, "config": config_hash(method.setup.config)}
+            one = {name: x[row].contiguous() for name, x in tensors.items()}
+            checkpoint.save_model(kept.models / f"{part}-{client:04d}.safetensors", one, meta)
+
+
+def _save_samples(kept: RunFolder, t: int, cohort: Cohort, across: int = 10) -> None:
+    """The first generated images of up to ten clients, a row each; columns run through the classes."""
+    assert cohort.synthetic is not None
+    images = cohort.synthetic.images[:10, : 2 * across].cpu().numpy()
+    save_png(kept.samples / f"round-{t:06d}.png", images, scale=max(1, 64 // images.shape[-1]))

@@ -1,0 +1,43 @@
+"""Adaptive aggregation (Eq. 13) and the consensus update (Eq. 3)."""
+
+import torch
+from torch import Tensor
+
+from semidfl.exchange.base import Neighbourhood
+
+__all__ = ["adaptive_weights", "equal_weights", "mix"]
+
+
+def equal_weights(near: Neighbourhood) -> Tensor:
+    """(C, G): one over the size of the neighbourhood."""
+    return near.mask / near.count[:, None].double()
+
+
+def adaptive_weights(accuracy: Tensor, near: Neighbourhood) -> Tensor:
+    """Eq. 13: w_ij = softmax over j in G_i of a_j - mean of a over G_i. accuracy (M,) -> (C, G)."""
+    a = torch.where(near.mask, accuracy.double()[near.index], 0.0)
+    centred = a - _row_sum(a) / near.count[:, None]
+    e = torch.where(near.mask, centred.exp(), 0.0)
+    return e / _row_sum(e)
+
+
+def _row_sum(x: Tensor) -> Tensor:
+    """(C, G) -> (C, 1), summed from left to right: padding on the right then changes no bit."""
+    return x.cumsum(1)[:, -1:]
+
+
+def mix(weights: Tensor, near: Neighbourhood, params: Tensor, ordered: bool) -> Tensor:
+    """Eq. 3: theta_i = sum over j in G_i of w_ij theta_j. weights (C, G), params (M, D) -> (C, D).
+
+    `ordered` sums neighbour by neighbour, the same bits wherever clients are placed. It also costs only
+    (C G) D, less than the dense product's C M D on large sparse graphs.
+    """
+    clients, seen = near.index.shape[0], params.shape[0]
+    if ordered or near.index.shape[1] * 8 < seen:
+        total = torch.zeros(clients, params.shape[1], device=params.device)
+        for w, j in zip(weights.float().unbind(1), near.index.unbind(1), strict=True):
+            total += w[:, None] * params[j]
+        return total
+    dense = torch.zeros(clients, seen, dtype=torch.float64, device=params.device)
+    dense.scatter_add_(1, near.index, weights)
+    return dense.float() @ params

@@ -1,0 +1,119 @@
+"""A round's batches for all clients: labelled, pseudo-labelled and generated samples side by side.
+
+Every source has its fixed block of slots. A client that lacks a source gets no weight there; a source
+that nobody in the chunk has is left out of the tensors. Draws are made for all slots all the same, so
+that what a client draws does not depend on who is computed with it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from semidfl.cohort import Synthetic
+from semidfl.data.augment import Augment
+from semidfl.data.shards import Rows, Shards
+from semidfl.draws import Draws
+
+__all__ = ["Batch", "PseudoLabels", "compose", "draw_kept"]
+
+SOURCES = 3
+
+
+@dataclass(frozen=True)
+class PseudoLabels:
+    """P_i: a target for every unlabelled sample and whether it qualified."""
+
+    targets: Tensor  # (C, n, K)
+    kept: Tensor  # (C, n) bool
+
+    def rows(self, rows: Rows) -> "PseudoLabels":
+        return PseudoLabels(self.targets[rows], self.kept[rows])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """E batches of up to SOURCES x B samples a client; S slots are present."""
+
+    images: Tensor  # (C, E, S, ch, H, W) uint8
+    targets: Tensor  # (C, E, S, K)
+    valid: Tensor  # (C, S) bool: whether the client has the slot's source
+    slots: Tensor  # (S,) which of the SOURCES x B slots these are
+    capacity: int  # SOURCES x B
+
+    @property
+    def steps(self) -> int:
+        """E."""
+        return self.targets.shape[1]
+
+    def weights(self) -> Tensor:
+        """(C, S): the mean over a client's valid samples; all zero where it has none."""
+        return self.valid / self.valid.sum(1, keepdim=True).clamp(min=1)
+
+    def chosen(self, drawn: Tensor) -> Tensor:
+        """The present slots of something drawn for all: (C, E, SOURCES x B, …) -> (C, E, S, …)."""
+        return drawn if self.slots.shape[0] == self.capacity else drawn[:, :, self.slots]
+
+
+def compose(
+    t: int,
+    purpose: str,
+    steps: int,
+    size: int,
+    augment: Augment,
+    classes: int,
+    shards: Shards,
+    draws: Draws,
+    pseudo: PseudoLabels | None,
+    synthetic: Synthetic | None,
+) -> Batch:
+    """Draws `steps` batches with `size` samples of each source, with replacement."""
+    parts: list[tuple[int, Tensor, Tensor, Tensor]] = []  # source, images, targets, valid
+    if any(shards.labelled.held):
+        place = draws.below(t, f"{purpose} labelled", shards.labelled.count, steps, size)
+        index = _gather(shards.labelled.table, place)
+        images = augment(shards.images, index, draws, t, f"{purpose} labelled")
+        parts.append((0, images, F.one_hot(shards.labels[index], classes).float(), shards.labelled.count > 0))
+    if pseudo is not None and any(shards.unlabelled.held):
+        place = draw_kept(pseudo.kept, draws, t, f"{purpose} pseudo", steps, size)
+        index = _gather(shards.unlabelled.table, place)
+        images = augment(shards.images, index, draws, t, f"{purpose} pseudo")
+        parts.append((1, images, _gather(pseudo.targets, place), pseudo.kept.any(1)))
+    if synthetic is not None:
+        place = draw_kept(synthetic.kept, draws, t, f"{purpose} generated", steps, size)
+        labels = F.one_hot(_gather(synthetic.labels, place), classes).float()
+        parts.append((2, _gather(synthetic.images, place), labels, synthetic.kept.any(1)))
+    if not parts:  # nobody here has anything to learn from: one slot without weight keeps the shapes whole
+        return _nothing(steps, size, classes, shards)
+    slots = torch.cat([torch.arange(size) + source * size for source, *_ in parts])
+    return Batch(
+        torch.cat([images for _, images, _, _ in parts], dim=2),
+        torch.cat([targets for _, _, targets, _ in parts], dim=2),
+        torch.cat([has[:, None].expand(-1, size) for *_, has in parts], dim=1),
+        slots.to(draws.keys.device),
+        SOURCES * size,
+    )
+
+
+def draw_kept(kept: Tensor, draws: Draws, t: int, purpose: str, *shape: int) -> Tensor:
+    """(C, *shape) places drawn with replacement among the True cells of each row of `kept` (C, n)."""
+    kept_first = (~kept).byte().argsort(dim=1, stable=True)
+    return _gather(kept_first, draws.below(t, purpose, kept.sum(1), *shape))
+
+
+def _gather(table: Tensor, place: Tensor) -> Tensor:
+    """table[c, place[c, …]]: (C, n, …) and (C, *shape) -> (C, *shape, …)."""
+    clients = torch.arange(table.shape[0], device=table.device)
+    return table[clients.reshape(-1, *(1 for _ in place.shape[1:])), place]
+
+
+def _nothing(steps: int, size: int, classes: int, shards: Shards) -> Batch:
+    clients, device = len(shards.labelled.held), shards.images.device
+    return Batch(
+        shards.images.new_zeros(clients, steps, 1, *shards.images.shape[1:]),
+        torch.zeros(clients, steps, 1, classes, device=device),
+        torch.zeros(clients, 1, dtype=torch.bool, device=device),
+        torch.zeros(1, dtype=torch.int64, device=device),
+        SOURCES * size,
+    )

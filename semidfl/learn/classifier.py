@@ -1,0 +1,63 @@
+"""The classifier: trained on consensus MixUp batches (Algorithm 1, lines 16 and 17), and judged."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from semidfl.cohort import Learner
+from semidfl.data.shards import Space
+from semidfl.draws import Draws
+from semidfl.learn.batch import Batch
+from semidfl.learn.descend import Outcome, descend
+from semidfl.learn.mixup import mixup, partners
+from semidfl.learn.optimise import Optimiser
+from semidfl.models.stacked import Network
+
+__all__ = ["accuracy", "probabilities", "soft_cross_entropy", "train_classifier"]
+
+
+def train_classifier(
+    t: int,
+    network: Network,
+    optimiser: Optimiser,
+    scale: float,
+    beta: float,
+    space: Space,
+    learner: Learner,
+    batch: Batch,
+    draws: Draws,
+) -> Outcome:
+    """E steps on MixUp of the batch; returns parameters, optimiser state, mean loss."""
+    steps, images, targets = batch.steps, space.normalise(batch.images), batch.targets
+    if beta:
+        partner = partners(batch.chosen(draws.bits(t, "partner", steps, batch.capacity)), batch.valid)
+        images, targets = mixup(images, targets, draws.beta(t, "lambda", beta, steps), partner)
+    weights = batch.weights()
+
+    def loss_of(params: Tensor, step: int) -> Tensor:
+        logits = network(params, images[:, step])
+        return (soft_cross_entropy(logits, targets[:, step]) * weights).sum(1)
+
+    return descend(loss_of, optimiser, learner, steps, batch.valid.any(1), scale)
+
+
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """(…, K) and (…, K) -> (…)."""
+    return -(targets * F.log_softmax(logits, dim=-1)).sum(-1)
+
+
+@torch.no_grad()
+def probabilities(network: Network, space: Space, params: Tensor, images: Tensor, limit: int) -> Tensor:
+    """params (C, D), images uint8 (C or 1, n, ch, H, W) -> softmax (C, n, K), `limit` samples a client at a time."""
+    clients = params.shape[0]
+    parts = []
+    for some in images.split(limit, dim=1):
+        x = space.normalise(some).expand(clients, *some.shape[1:])
+        parts.append(network.eager(params, x).softmax(dim=2))
+    return torch.cat(parts, dim=1)
+
+
+def accuracy(network: Network, space: Space, params: Tensor, images: Tensor, labels: Tensor, limit: int) -> Tensor:
+    """Share of right answers of every client (C,); images and labels may be shared by all (first axis 1)."""
+    right = probabilities(network, space, params, images, limit).argmax(2) == labels
+    return right.double().mean(1)

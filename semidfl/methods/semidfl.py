@@ -1,0 +1,186 @@
+"""SemiDFL: neighbourhood pseudo-labels, consensus diffusion, consensus MixUp, adaptive aggregation."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from semidfl.cohort import Cohort, Learner, Synthetic, each, take
+from semidfl.data.shards import Shards
+from semidfl.draws import Draws
+from semidfl.exchange.base import Neighbourhood
+from semidfl.learn.aggregate import adaptive_weights, equal_weights
+from semidfl.learn.batch import PseudoLabels, compose
+from semidfl.learn.classifier import accuracy, probabilities
+from semidfl.learn.descend import Outcome
+from semidfl.learn.diffusion import from_signal, train_diffusion
+from semidfl.learn.pseudo_label import Labeller, class_thresholds, qualified_counts, sharpen, teachers
+from semidfl.learn.sampler import guided, solve
+from semidfl.methods.base import Method, update_rows
+
+if TYPE_CHECKING:
+    from semidfl.exchange.base import Exchange
+    from semidfl.record.log import RoundLog
+
+__all__ = ["SemiDFL"]
+
+
+class SemiDFL(Method):
+    @property
+    def generates(self) -> bool:  # type: ignore[override]
+        return self.setup.config.generator.kind != "none"
+
+    def pseudo_label(self, t: int, cohort: Cohort, exchange: "Exchange", log: "RoundLog") -> PseudoLabels | None:
+        """Eq. 5 to 9: predict with own and neighbours' classifiers, then keep what passes the class thresholds."""
+        setup, config = self.setup, self.setup.config.pseudo
+        rows = [i for i, held in enumerate(cohort.shards.unlabelled.held) if held]
+        p = self._predict(t, cohort, exchange, rows)  # (C, n, K)
+        valid = cohort.shards.unlabelled.valid()
+        counts = qualified_counts(p, valid, config.threshold)  # Eq. 8
+        if config.kind == "npl":
+            shared = exchange.share(t, "counts", {"counts": counts})
+            near = Neighbourhood.of(setup.graph, cohort.ids, shared.ids, setup.device)
+            seen = shared.tensors["counts"]
+        else:
+            near, seen = Neighbourhood.alone(len(cohort.ids), setup.device), counts
+        thresholds = class_thresholds(counts, seen, near, config.threshold, config.threshold_warmup)  # Eq. 9
+        if config.kind == "vanilla":
+            thresholds = torch.full_like(thresholds, -1.0)
+        elif not config.adaptive:
+            thresholds = torch.full_like(thresholds, config.threshold)
+        confidence, best = p.max(2)
+        kept = valid & (confidence > thresholds.gather(1, best))
+        right = (best == cohort.shards.labels[cohort.shards.unlabelled.table]) & kept
+        log["pseudo_labels"] = kept.sum(1)
+        log["pseudo_precision"] = right.sum(1) / kept.sum(1)
+        log["thresholds"] = thresholds
+        targets = F.one_hot(best, p.shape[2]).float() if config.labels == "hard" else p
+        return PseudoLabels(targets, kept)
+
+    def _predict(self, t: int, cohort: Cohort, exchange: "Exchange", rows: list[int]) -> Tensor:
+        """Sharpened predictions of every unlabelled sample (C, n, K); zeros for clients that have none."""
+        setup, config, own = self.setup, self.setup.config.pseudo, cohort.classifier.best
+        if config.kind == "npl":
+            shared = exchange.share(t, "classifiers", {"classifier": own})
+            near = Neighbourhood.of(setup.graph, cohort.ids, shared.ids, setup.device)
+            seen = shared.tensors["classifier"]
+        else:
+            near, seen = Neighbourhood.alone(len(cohort.ids), setup.device), own
+        n = cohort.shards.unlabelled.table.shape[1]
+        chosen = teachers(t, config.views, near, cohort.draws, n if config.npl_draw == "sample" else 0)
+        p = torch.zeros(len(cohort.ids), n, setup.space.classes, device=setup.device)
+        if not rows:
+            return p
+        size = setup.chunk(setup.classifier, len(rows))
+        labeller = Labeller(setup.classifier, setup.space, setup.augment, setup.limit(size))
+
+        def predict(own: Tensor, shards: Shards, draws: Draws, *chosen: Tensor) -> Tensor:
+            width = shards.unlabelled.table.shape[1]
+            local = [c if c.dim() == 1 else c[:, :width] for c in chosen]
+            q = sharpen(labeller(t, own, seen, local, shards, draws), config.sharpen)
+            return F.pad(q, (0, 0, 0, n - width))
+
+        args = [take(x, rows) for x in (own, cohort.shards, cohort.draws, *chosen)]
+        p[rows] = each(predict, size, *args)
+        return p
+
+    def train_generator(self, t: int, cohort: Cohort, pseudo: PseudoLabels | None, log: "RoundLog") -> None:
+        """Eq. 12, on labelled and pseudo-labelled samples."""
+        if cohort.generator is None:
+            return
+        setup, g = self.setup, self.setup.config.generator
+        steps = g.iterations or self.setup.config.classifier.iterations
+
+        def train(learner: Learner, shards: Shards, draws: Draws, some: PseudoLabels | None) -> Outcome:
+            classes = setup.space.classes
+            batch = compose(t, "diffuse", steps, g.batch, setup.augment, classes, shards, draws, some, None)
+            return train_diffusion(
+                t, setup.generator, setup.generator_optimiser, setup.schedule, g.label_dropout, learner, batch, draws
+            )
+
+        held = zip(cohort.shards.labelled.held, cohort.shards.unlabelled.held, strict=True)
+        rows = [i for i, counts in enumerate(held) if any(counts)]
+        size = setup.chunk(setup.generator, len(rows))
+        parts = [take(x, rows) for x in (cohort.generator, cohort.shards, cohort.draws, pseudo)]
+        outcome = each(train, size, *parts)
+        log["generator_loss"] = update_rows(cohort.generator, rows, outcome)
+
+    def generate(self, t: int, cohort: Cohort, log: "RoundLog") -> None:
+        """From round R on, every few rounds: balanced over the classes, for training and for judging."""
+        g = self.setup.config.generator
+        if cohort.generator is None or t < g.start or (t - g.start) % g.every:
+            return
+        setup, device = self.setup, self.setup.device
+        labels = torch.cat([torch.arange(n, device=device) % setup.space.classes for n in (g.samples, g.validation)])
+        # The average lags behind by design; without one, the weights just trained.
+        params = cohort.generator.best
+        size = setup.chunk(setup.generator, len(cohort.ids))
+        limit = setup.limit(size) // 4  # a UNet's sample is dearer than a classifier's
+        images = each(lambda p, draws: self._draw(t, p, labels, draws, limit), size, params, cohort.draws)
+        (train, check), (asked, truth) = (
+            x.split([g.samples, g.validation], dim=1) for x in (images, labels.repeat(len(cohort.ids), 1))
+        )
+        kept = self._agreed(cohort, train, asked) if g.keep_agreed else torch.ones_like(asked, dtype=torch.bool)
+        cohort.synthetic = Synthetic(train, asked, kept, check, truth)
+        log["generated_kept"] = kept.sum(1)
+
+    def _draw(self, t: int, params: Tensor, labels: Tensor, draws: Draws, limit: int) -> Tensor:
+        """(C, n, ch, H, W) uint8, in equal passes so that one compiled shape serves all."""
+        setup, g = self.setup, self.setup.config.generator
+        noise = draws.normal(t, "generate", len(labels), *setup.space.shape)
+        wanted = F.one_hot(labels, setup.space.classes).float().expand(params.shape[0], -1, -1)
+        passes = -(-len(labels) // max(1, limit))
+        step = -(-len(labels) // passes)
+        short = step * passes - len(labels)
+        noise, wanted = F.pad(noise, (0, 0) * 3 + (0, short)), F.pad(wanted, (0, 0, 0, short))
+        parts = []
+        for some, label in zip(noise.split(step, 1), wanted.split(step, 1), strict=True):
+            network = guided(lambda x, level, y: setup.generator(params, x, level, y), label, g.guidance)
+            parts.append(from_signal(solve(network, some, setup.schedule, g.sampler_steps)))
+        return torch.cat(parts, dim=1)[:, : len(labels)]
+
+    def _agreed(self, cohort: Cohort, images: Tensor, labels: Tensor) -> Tensor:
+        """(C, n): where the client's own classifier sees the class that was asked for."""
+        setup = self.setup
+        size = setup.chunk(setup.classifier, len(cohort.ids))
+        limit = setup.limit(size)
+        p = each(
+            lambda params, some: probabilities(setup.classifier, setup.space, params, some, limit),
+            size,
+            cohort.classifier.best,
+            images,
+        )
+        return p.argmax(2) == labels
+
+    def mixup_beta(self) -> float:
+        return self.setup.config.mixup.beta
+
+    def judge(self, cohort: Cohort) -> Tensor | None:
+        """a_i: accuracy of phi_i^{t+1/2} on the client's own generated samples, once there are some."""
+        setup = self.setup
+        kind = setup.config.aggregation.weights
+        if kind == "constant" or cohort.synthetic is None:
+            return None
+        if kind == "adatest":
+            images, labels = (x.expand(len(cohort.ids), *x.shape[1:]) for x in setup.probe)
+        else:
+            images, labels = cohort.synthetic.check_images, cohort.synthetic.check_labels
+        size = setup.chunk(setup.classifier, len(cohort.ids))
+        limit = setup.limit(size)
+        return each(
+            lambda p, x, y: accuracy(setup.classifier, setup.space, p, x, y, limit),
+            size,
+            cohort.classifier.params,
+            images,
+            labels,
+        )
+
+    def weights(self, near: Neighbourhood, accuracy: Tensor | None) -> Tensor:
+        """Eq. 13."""
+        return equal_weights(near) if accuracy is None else adaptive_weights(accuracy, near)
+
+    def after_mixing(self, t: int, cohort: Cohort) -> None:
+        cohort.classifier.follow(self.setup.config.classifier.ema)
+        if cohort.generator is not None:
+            cohort.generator.follow(self.setup.config.generator.ema)

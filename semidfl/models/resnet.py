@@ -1,0 +1,39 @@
+"""ResNet-18 for small colour images: 3x3 stem, no max-pool, GroupNorm(32) in place of every BatchNorm."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from semidfl.models.stacked import Conv2d, GroupNorm, Linear, fold, unfold
+
+__all__ = ["ResNet18"]
+
+
+class _Block(nn.Module):
+    def __init__(self, inp: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = Conv2d(inp, out, 3, stride, bias=False), GroupNorm(32, out)
+        self.conv2, self.norm2 = Conv2d(out, out, 3, bias=False), GroupNorm(32, out)
+        self.shortcut = None
+        if stride != 1 or inp != out:
+            self.shortcut = nn.Sequential(Conv2d(inp, out, 1, stride, bias=False), GroupNorm(32, out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm1(self.conv1(x)))
+        h = self.norm2(self.conv2(h))
+        return F.relu(h + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class ResNet18(nn.Module):
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.stem, self.norm = Conv2d(channels, 64, 3, bias=False), GroupNorm(32, 64)
+        widths = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
+        stages = [(_Block(i, o, s), _Block(o, o, 1)) for i, o, s in widths]
+        self.blocks = nn.Sequential(*[block for stage in stages for block in stage])
+        self.out = Linear(512, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(C, B, ch, H, W) -> logits (C, B, K)."""
+        x = self.blocks(F.relu(self.norm(self.stem(fold(images)))))
+        logits: Tensor = self.out(unfold(x.mean((2, 3), keepdim=True), images.shape[0]).flatten(2))
+        return logits

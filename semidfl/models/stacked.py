@@ -1,0 +1,133 @@
+"""Layers that hold the weights of C clients and run them as one network.
+
+Activations are (B, C*ch, H, W) in channels-last memory: a convolution of all clients is one grouped
+convolution, a group norm one with C times the groups, a linear layer one batched product. With C = 1
+it is the plain network. Modules only declare shapes; the weights of all layers of all clients are one
+matrix (C, D), so that mixing, optimisers and messages never need to know the network.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from semidfl.draws import Draws
+
+__all__ = ["Conv2d", "GroupNorm", "Linear", "Network", "concat", "fold", "per_channel", "unfold"]
+
+
+class Conv2d(nn.Conv2d):
+    """(B, C*in, H, W) -> (B, C*out, H', W') with weights (C, out, in, k, k)."""
+
+    def __init__(self, inp: int, out: int, kernel: int, stride: int = 1, zero: bool = False, bias: bool = True):
+        super().__init__(inp, out, kernel, stride, padding=kernel // 2, bias=bias)
+        self.zero = zero
+
+    def forward(self, x: Tensor) -> Tensor:
+        clients = self.weight.shape[0]
+        bias = None if self.bias is None else self.bias.flatten()
+        weight = self.weight.flatten(0, 1)
+        return F.conv2d(x, weight, bias, self.stride, cast(Any, self.padding), groups=clients)
+
+
+class GroupNorm(nn.GroupNorm):
+    """Normalises each client's groups of channels by themselves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = self.weight.shape[0] * self.num_groups
+        return F.group_norm(x, groups, self.weight.flatten(), self.bias.flatten(), self.eps)
+
+
+class Linear(nn.Linear):
+    """(C, B, in) -> (C, B, out) with weights (C, out, in)."""
+
+    zero = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return torch.bmm(x, self.weight.mT)
+        return torch.baddbmm(self.bias[:, None], x, self.weight.mT)
+
+
+def fold(x: Tensor) -> Tensor:
+    """(C, B, ch, H, W) -> (B, C*ch, H, W), channels last."""
+    clients, batch, channels, height, width = x.shape
+    last = x.permute(1, 3, 4, 0, 2).reshape(batch, height, width, clients * channels)
+    return last.permute(0, 3, 1, 2)
+
+
+def unfold(x: Tensor, clients: int) -> Tensor:
+    """(B, C*ch, H, W) -> (C, B, ch, H, W)."""
+    batch, _, height, width = x.shape
+    return x.view(batch, clients, -1, height, width).transpose(0, 1)
+
+
+def concat(a: Tensor, b: Tensor, clients: int) -> Tensor:
+    """Joins the channels of each client; done channels-last, so that no layer pays for a change of layout."""
+    parts = [x.permute(0, 2, 3, 1).unflatten(3, (clients, -1)) for x in (a, b)]
+    return torch.cat(parts, dim=4).flatten(3).permute(0, 3, 1, 2)
+
+
+def per_channel(x: Tensor) -> Tensor:
+    """(C, B, ch) -> (B, C*ch, 1, 1), to scale or shift channels."""
+    return x.transpose(0, 1).flatten(1)[:, :, None, None]
+
+
+class Network:
+    """A module run for all clients at once, with parameters (C, D)."""
+
+    def __init__(self, build: Callable[[], nn.Module], dtype: torch.dtype, compiled: bool) -> None:
+        with torch.device("meta"):  # shapes only: no memory, no global random state
+            self.module = build()
+        named = dict(self.module.named_parameters())
+        self.shapes = {name: tuple(p.shape) for name, p in named.items()}
+        self.sizes = [p.numel() for p in named.values()]
+        self.dtype = dtype
+        self._forward = torch.compile(self._run, dynamic=False) if compiled else self._run
+
+    @property
+    def size(self) -> int:
+        """D, parameters of one client."""
+        return sum(self.sizes)
+
+    def __call__(self, params: Tensor, *inputs: Tensor) -> Tensor:
+        """params (C, D), inputs (C, B, …) -> (C, B, …) in float32."""
+        return self._forward(params, *inputs)
+
+    def eager(self, params: Tensor, *inputs: Tensor) -> Tensor:
+        """The same, never compiled: for batches of changing size."""
+        return self._run(params, *inputs)
+
+    def _run(self, params: Tensor, *inputs: Tensor) -> Tensor:
+        weights = self.named(params.to(self.dtype))
+        moved = tuple(x.to(self.dtype) if x.is_floating_point() else x for x in inputs)
+        out: Tensor = functional_call(self.module, weights, moved)
+        return out.float()
+
+    def named(self, params: Tensor) -> dict[str, Tensor]:
+        """(C, D) -> name -> (C, *shape), as views; `split`, since its gradient is one concatenation."""
+        parts = params.split(self.sizes, dim=1)
+        clients = params.shape[0]
+        return {name: x.view(clients, *shape) for (name, shape), x in zip(self.shapes.items(), parts, strict=True)}
+
+    def initial(self, seed: int) -> Tensor:
+        """(D,) weights drawn from the seed, the same on every machine: PyTorch's default ranges."""
+        parts = []
+        for name, module in self.module.named_modules():
+            for leaf, p in module.named_parameters(recurse=False):
+                parts.append(_initial(module, leaf, p, seed, f"{name}.{leaf}"))
+        return torch.cat(parts)
+
+
+def _initial(module: nn.Module, leaf: str, p: nn.Parameter, seed: int, path: str) -> Tensor:
+    if isinstance(module, GroupNorm):
+        return torch.full((p.numel(),), float(leaf == "weight"))
+    if getattr(module, "zero", False):
+        return torch.zeros(p.numel())
+    fan_in = cast(nn.Parameter, module.weight)[0].numel()
+    u = Draws.of([seed], [0], torch.device("cpu")).uniform(0, f"initial {path}", p.numel())[0]
+    bound: float = fan_in**-0.5
+    return (2 * u - 1) * bound

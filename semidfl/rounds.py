@@ -1,0 +1,46 @@
+"""Algorithm 1 of the paper: one round of the clients of a cohort."""
+
+from torch import Tensor
+
+from semidfl.cohort import Cohort
+from semidfl.exchange.base import Exchange, Neighbourhood
+from semidfl.learn.aggregate import mix
+from semidfl.methods.base import Method
+from semidfl.record.log import RoundLog
+
+__all__ = ["one_round"]
+
+
+def one_round(t: int, cohort: Cohort, method: Method, exchange: Exchange, log: RoundLog) -> None:
+    """Clients learn by themselves (lines 5 to 20), then agree with their neighbours (lines 21 to 25)."""
+    with log.phase("pseudo-label"):
+        pseudo = method.pseudo_label(t, cohort, exchange, log)  # line 11: P_i^t, Eq. 5-9
+    with log.phase("generator"):
+        method.train_generator(t, cohort, pseudo, log)  # line 12: psi_i^{t+1/2}, Eq. 12
+    with log.phase("generate"):
+        method.generate(t, cohort, log)  # lines 13-15: D_i^t, from round R on
+    with log.phase("classifier"):
+        method.train_classifier(t, cohort, pseudo, log)  # lines 16-17: phi_i^{t+1/2}, Eq. 10
+        accuracy = method.judge(cohort)  # lines 18-19: a_i on generated data
+    with log.phase("mix"):
+        agree(t, cohort, method, exchange, accuracy, log)  # lines 21-25
+
+
+def agree(t: int, cohort: Cohort, method: Method, exchange: Exchange, accuracy: Tensor | None, log: RoundLog) -> None:
+    """Global consensus: weights by accuracy on generated data (Eq. 13), then the weighted mean (Eq. 3)."""
+    models = {"classifier": cohort.classifier.params}
+    if cohort.generator is not None:
+        models["generator"] = cohort.generator.params
+    if accuracy is not None:
+        models["accuracy"] = accuracy
+    shared = exchange.share(t, "models", models)
+    near = Neighbourhood.of(method.setup.graph, cohort.ids, shared.ids, method.setup.device)
+    weights = method.weights(near, shared.tensors.get("accuracy"))
+    ordered = method.setup.config.compute.deterministic
+    cohort.classifier.params = mix(weights, near, shared.tensors["classifier"], ordered)
+    if cohort.generator is not None:
+        cohort.generator.params = mix(weights, near, shared.tensors["generator"], ordered)
+    method.after_mixing(t, cohort)
+    log["weights"] = weights.float()
+    if accuracy is not None:
+        log["generated_accuracy"] = accuracy

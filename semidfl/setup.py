@@ -1,0 +1,118 @@
+"""What all clients of a run agree on: networks, graph, device, and how many clients to compute at once."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semidfl.config import Config
+from semidfl.data.augment import Augment
+from semidfl.data.dataset import Dataset
+from semidfl.data.shards import Space
+from semidfl.errors import ConfigError
+from semidfl.learn.diffusion import Schedule
+from semidfl.learn.optimise import Optimiser
+from semidfl.models.cnn import CNN
+from semidfl.models.resnet import ResNet18
+from semidfl.models.stacked import Network
+from semidfl.models.unet import UNet
+from semidfl.topology import Topology
+
+__all__ = ["Setup", "choose_device"]
+
+_PROBE = 512
+"""Test images that the adatest ablation looks at."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    config: Config
+    graph: Topology
+    space: Space
+    device: torch.device
+    classifier: Network
+    generator: Network
+    optimiser: Optimiser
+    generator_optimiser: Optimiser
+    schedule: Schedule
+    augment: Augment
+    test_images: Tensor  # (1, n, ch, H, W) uint8
+    test_labels: Tensor  # (1, n)
+
+    @classmethod
+    def of(cls, config: Config, data: Dataset, graph: Topology) -> "Setup":
+        device, space = choose_device(config), Space.of(data)
+        compiled = config.compute.compile == "on" or (config.compute.compile == "auto" and device.type == "cuda")
+        c, g = config.classifier, config.generator
+        return cls(
+            config,
+            graph,
+            space,
+            device,
+            _classifier(config, space, device, compiled),
+            Network(lambda: UNet(space.channels, space.classes, g.width, g.levels), _dtype(config, device), compiled),
+            Optimiser(c.optimizer, c.lr, c.momentum, c.nesterov, c.weight_decay),
+            Optimiser("adam", g.lr),
+            Schedule.linear(g.steps, device),
+            Augment(config.augment.pad, config.augment.flip),
+            torch.from_numpy(data.test_images).to(device)[None],
+            torch.from_numpy(data.test_labels).to(device)[None],
+        )
+
+    @property
+    def probe(self) -> tuple[Tensor, Tensor]:
+        """The shared test images of the adatest ablation."""
+        return self.test_images[:, :_PROBE], self.test_labels[:, :_PROBE]
+
+    def chunk(self, network: Network, clients: int) -> int:
+        """How many clients to run as one stacked network: the one place where that is chosen."""
+        compute = self.config.compute
+        if compute.deterministic:
+            return 1
+        if compute.chunk:
+            return compute.chunk
+        if self.device.type == "cuda":
+            return min(clients, 250)
+        # Measured on 2 cores: stacking pays while one client's layers are too small to fill them.
+        small = self.space.height * self.space.width * (network is self.generator) <= 64
+        return min(clients, 10) if small else 1
+
+    def limit(self, chunk: int) -> int:
+        """Samples of one client in one forward pass without gradients."""
+        return max(16, (20_000 if self.device.type == "cuda" else 2_000) // chunk)
+
+
+def _classifier(config: Config, space: Space, device: torch.device, compiled: bool) -> Network:
+    if config.classifier.model == "resnet18":
+        return Network(lambda: ResNet18(space.channels, space.classes), _dtype(config, device), compiled)
+    if min(space.height, space.width) < 4:
+        raise ConfigError(f"classifier.model = 'cnn' needs images of at least 4x4, not {space.height}x{space.width}")
+    # The CNN is too small to gain from bf16.
+    return Network(lambda: CNN(space.channels, space.height, space.width, space.classes), torch.float32, compiled)
+
+
+def _dtype(config: Config, device: torch.device) -> torch.dtype:
+    precision = config.compute.precision
+    half = precision == "bf16" or (precision == "auto" and device.type == "cuda")
+    return torch.bfloat16 if half else torch.float32
+
+
+def choose_device(config: Config) -> torch.device:
+    """The device of the config, with the number of threads set as it asks."""
+    compute = config.compute
+    threads = compute.threads or (1 if compute.deterministic else os.cpu_count() or 1)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    name = compute.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"compute.device = {name!r} is not legal: auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"compute.device = {name!r}: torch sees {torch.cuda.device_count()} CUDA devices here")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"compute.device = {name!r} is not legal: auto, cpu, cuda or cuda:N")
+    return device
