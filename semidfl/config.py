@@ -99,6 +99,8 @@ class ClassifierConfig:
 
 @dataclass(frozen=True)
 class PseudoLabelConfig:
+    start: int = 1
+    """first round with pseudo-labels; before it, only labels teach"""
     kind: Literal["vanilla", "apl", "npl"] = "npl"
     """vanilla: own model, no filter; apl: own model, own counts; npl: models and counts of the neighbourhood"""
     views: int = 2
@@ -233,6 +235,7 @@ _RULES: dict[str, tuple[float, float, str]] = {
     "classifier.momentum": (0, 0.9999, "from 0 to below 1"),
     "classifier.weight_decay": (0, math.inf, "at least 0"),
     "classifier.ema": (0, 0.999999, "from 0 to below 1"),
+    "pseudo.start": (1, math.inf, "at least 1"),
     "pseudo.views": (1, 64, "from 1 to 64"),
     "pseudo.sharpen": (1e-6, math.inf, "above 0"),
     "pseudo.threshold": (0, 1, "from 0 to 1"),

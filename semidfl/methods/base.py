@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from semidfl.record.log import RoundLog
     from semidfl.setup import Setup
 
-__all__ = ["Method", "update_rows"]
+__all__ = ["Method", "learning_rows", "update_rows"]
 
 
 class Method:
@@ -62,7 +62,8 @@ class Method:
                 t, setup.classifier, setup.optimiser, scale, beta, setup.space, learner, batch, draws
             )
 
-        rows = learning_rows(cohort, pseudo)
+        everyone = list(range(len(cohort.ids)))
+        rows = learning_rows(cohort, pseudo) if cohort.synthetic is None else everyone
         if not rows:
             log["loss"] = torch.zeros(len(cohort.ids))
             return
@@ -87,9 +88,7 @@ class Method:
 
 
 def learning_rows(cohort: Cohort, pseudo: PseudoLabels | None) -> list[int]:
-    """The clients that have anything to train the classifier on, as far as the host knows."""
-    if cohort.synthetic is not None:
-        return list(range(len(cohort.ids)))
+    """The clients that have labelled or pseudo-labelled samples, as far as the host knows."""
     unlabelled: Sequence[int] = cohort.shards.unlabelled.held if pseudo is not None else [0] * len(cohort.ids)
     return [i for i, (n, m) in enumerate(zip(cohort.shards.labelled.held, unlabelled, strict=True)) if n or m]
 

@@ -17,7 +17,7 @@ from semidfl.learn.descend import Outcome
 from semidfl.learn.diffusion import from_signal, train_diffusion
 from semidfl.learn.pseudo_label import Labeller, class_thresholds, qualified_counts, sharpen, teachers
 from semidfl.learn.sampler import guided, solve
-from semidfl.methods.base import Method, update_rows
+from semidfl.methods.base import Method, learning_rows, update_rows
 
 if TYPE_CHECKING:
     from semidfl.exchange.base import Exchange
@@ -34,6 +34,8 @@ class SemiDFL(Method):
     def pseudo_label(self, t: int, cohort: Cohort, exchange: "Exchange", log: "RoundLog") -> PseudoLabels | None:
         """Eq. 5 to 9: predict with own and neighbours' classifiers, then keep what passes the class thresholds."""
         setup, config = self.setup, self.setup.config.pseudo
+        if t < config.start:
+            return None
         rows = [i for i, held in enumerate(cohort.shards.unlabelled.held) if held]
         p = self._predict(t, cohort, exchange, rows)  # (C, n, K)
         valid = cohort.shards.unlabelled.valid()
@@ -99,8 +101,9 @@ class SemiDFL(Method):
                 t, setup.generator, setup.generator_optimiser, setup.schedule, g.label_dropout, learner, batch, draws
             )
 
-        held = zip(cohort.shards.labelled.held, cohort.shards.unlabelled.held, strict=True)
-        rows = [i for i, counts in enumerate(held) if any(counts)]
+        rows = learning_rows(cohort, pseudo)
+        if not rows:
+            return
         size = setup.chunk(setup.generator, len(rows))
         parts = [take(x, rows) for x in (cohort.generator, cohort.shards, cohort.draws, pseudo)]
         outcome = each(train, size, *parts)
