@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semidfl.config import Config, from_toml, help_of, leaves, override, to_toml
+from semidfl.config import Config, from_toml, full_path, help_of, leaves, override, to_toml
 from semidfl.errors import ConfigError, DataError, SemiDFLError, Stopped, nearest
 from semidfl.recipes import RECIPES, find_recipe
 
@@ -59,20 +59,22 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"semidfl {__version__}")
         return 0
+    if words[-1] in ("-h", "--help") and words[0] != "run":
+        print(USAGE.format(recipes=", ".join(RECIPES)))
+        return 0
     if words[0] not in COMMANDS:
         raise ConfigError(f"there is no command {words[0]!r}{nearest(words[0], COMMANDS)}; `semidfl help` lists them")
     return COMMANDS[words[0]](words[1:])
 
 
 def _run(words: list[str]) -> int:
-    if not words or words[0].startswith("-"):
+    flags = [w for w in words if w in ("--dry-run", "--overwrite", "--help", "-h")]
+    if not words or "--help" in flags or "-h" in flags:
         print(_run_help())
         return 0
-    flags = [w for w in words if w in ("--dry-run", "--overwrite", "--help")]
+    if words[0].startswith("-"):
+        raise ConfigError(f"the recipe comes first: semidfl run {'|'.join(RECIPES)}|FILE.toml {words[0]} …")
     values = _pairs([w for w in words[1:] if w not in flags])
-    if "--help" in flags:
-        print(_run_help())
-        return 0
     config = _config(words[0], values)
     if "--dry-run" in flags:
         from semidfl.estimate import estimate
@@ -88,19 +90,21 @@ def _config(recipe: str, values: dict[str, str]) -> Config:
     """A recipe (its own arguments first) or a config file, with overrides on top."""
     if recipe.endswith(".toml"):
         try:
-            return override(from_toml(Path(recipe).read_text()), values)
+            return override(from_toml(Path(recipe).read_text(encoding="utf-8")), values)
         except OSError as error:
             raise ConfigError(f"cannot read {recipe}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"cannot read {recipe}: it is not UTF-8 text") from None
     make, arguments = find_recipe(recipe)
+    paths = {full_path(name): name for name in arguments}
     # Through a config first: so a recipe's arguments are checked and typed like any field.
-    typed = dict(leaves(override(Config(), {k: v for k, v in values.items() if k in arguments})))
-    by_name = {path.rsplit(".", 1)[-1]: value for path, value in typed.items()}
-    config = make(**{k: by_name[k] for k in arguments if k in values})
-    return override(config, {k: v for k, v in values.items() if k not in arguments})
+    typed = dict(leaves(override(Config(), {path: v for path, v in values.items() if path in paths})))
+    config = make(**{name: typed[path] for path, name in paths.items() if path in values})
+    return override(config, {path: v for path, v in values.items() if path not in paths})
 
 
 def _pairs(words: list[str]) -> dict[str, str]:
-    """--field value, or --field=value; a later one wins."""
+    """--field value, or --field=value, by the field's full path; a later one wins."""
     values: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
@@ -111,7 +115,7 @@ def _pairs(words: list[str]) -> dict[str, str]:
             value = next(rest, "")
             if not value:
                 raise ConfigError(f"--{name} needs a value")
-        values[name.replace("-", "_")] = value
+        values[full_path(name.replace("-", "_"))] = value
     return values
 
 

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,7 @@ __all__ = [
     "PseudoLabelConfig",
     "config_hash",
     "from_toml",
+    "full_path",
     "help_of",
     "leaves",
     "override",
@@ -71,6 +72,8 @@ class AugmentConfig:
     """random crop after padding by this many pixels: shifts of up to pad in each direction"""
     flip: bool = True
     """horizontal flip with probability one half"""
+    strong: float = 0.0
+    """how strongly pseudo-labelled samples are changed for training: rotated, scaled, sheared, cut out; 0 is off"""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class ClassifierConfig:
     """L2 penalty added to the gradient"""
     schedule: Literal["constant", "cosine"] = "constant"
     """learning rate over the rounds"""
+    logit_adjustment: float = 0.0
+    """train on logits shifted by this times the log of the client's own class shares: skewed classes bias it less"""
     ema: float = 0.0
     """decay a round of the moving average of the mixed classifier, which then gives the pseudo-labels; 0 is off"""
 
@@ -117,6 +122,8 @@ class PseudoLabelConfig:
     """scale tau by the class counts (Eq. 9); off: one fixed threshold"""
     labels: Literal["soft", "hard"] = "soft"
     """train on the sharpened distribution or on its largest class"""
+    masked: bool = False
+    """weigh the pseudo-labelled samples by the share that qualified, as a masked mean over all would"""
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,8 @@ class GeneratorConfig:
     """resolutions of the UNet, each half of the one before"""
     steps: int = 1000
     """T, noise levels, linear beta from 1e-4 to 0.02"""
+    all_images: bool = False
+    """train also on unlabelled images without a qualified pseudo-label, as images of any class"""
     label_dropout: float = 0.15
     """share of training samples whose label is hidden, for classifier-free guidance"""
     ema: float = 0.0
@@ -216,58 +225,83 @@ class Config:
 
     def __post_init__(self) -> None:
         for path, value in leaves(self):
+            kind = _kinds()[path]
+            if isinstance(value, str) and kind in (int, float, bool):  # text is read only from files and flags
+                raise ConfigError(f"{path} = {value!r} is not legal: it must be {_WORDS[kind]}")
+            _coerce(path, kind, value)
             _check(path, value)
+        if self.generator.sampler_steps >= self.generator.steps:
+            raise ConfigError(
+                f"generator.sampler_steps = {self.generator.sampler_steps} is not legal: "
+                f"it must be below generator.steps = {self.generator.steps}"
+            )
 
 
-# What a number may be: (path, test, words). Kinds and types are checked by `_coerce`.
-_RULES: dict[str, tuple[float, float, str]] = {
-    "seed": (0, 2**63 - 1, "a whole number from 0"),
-    "rounds": (1, math.inf, "at least 1"),
-    "data.ratio": (1e-9, 100, "a percentage above 0 and at most 100"),
-    "data.alpha": (1e-9, math.inf, "above 0"),
-    "graph.clients": (1, 10**6, "from 1 to 1000000"),
-    "graph.degree": (1, math.inf, "at least 1"),
-    "graph.probability": (0, 1, "from 0 to 1"),
-    "augment.pad": (0, 64, "from 0 to 64"),
-    "classifier.iterations": (0, math.inf, "at least 0"),
-    "classifier.batch": (1, math.inf, "at least 1"),
-    "classifier.lr": (0, math.inf, "at least 0"),
-    "classifier.momentum": (0, 0.9999, "from 0 to below 1"),
-    "classifier.weight_decay": (0, math.inf, "at least 0"),
-    "classifier.ema": (0, 0.999999, "from 0 to below 1"),
-    "pseudo.start": (1, math.inf, "at least 1"),
-    "pseudo.views": (1, 64, "from 1 to 64"),
-    "pseudo.sharpen": (1e-6, math.inf, "above 0"),
-    "pseudo.threshold": (0, 1, "from 0 to 1"),
-    "generator.iterations": (0, math.inf, "at least 0"),
-    "generator.batch": (1, math.inf, "at least 1"),
-    "generator.lr": (0, math.inf, "at least 0"),
-    "generator.width": (8, 4096, "a multiple of 8 from 8"),
-    "generator.levels": (1, 6, "from 1 to 6"),
-    "generator.steps": (2, 10**5, "from 2 to 100000"),
-    "generator.label_dropout": (0, 1, "from 0 to 1"),
-    "generator.ema": (0, 0.999999, "from 0 to below 1"),
-    "generator.start": (1, math.inf, "at least 1"),
-    "generator.every": (1, math.inf, "at least 1"),
-    "generator.samples": (1, math.inf, "at least 1"),
-    "generator.validation": (1, math.inf, "at least 1"),
-    "generator.sampler_steps": (2, 1000, "from 2 to 1000"),
-    "generator.guidance": (0, math.inf, "at least 0"),
-    "mixup.beta": (0, math.inf, "at least 0"),
-    "evaluation.every": (1, math.inf, "at least 1"),
-    "evaluation.last": (1, math.inf, "at least 1"),
-    "compute.chunk": (0, math.inf, "at least 0"),
-    "compute.threads": (0, 4096, "from 0 to 4096"),
-    "compute.checkpoint_every": (0, math.inf, "at least 0"),
+def _at_least(low: float) -> "_Rule":
+    return lambda x: x >= low, f"at least {low}"
+
+
+def _between(low: float, high: float) -> "_Rule":
+    return lambda x: low <= x <= high, f"from {low} to {high}"
+
+
+_Rule = tuple[Callable[[float], bool], str]
+_POSITIVE: _Rule = (lambda x: x > 0, "above 0")
+_DECAY: _Rule = (lambda x: 0 <= x < 1, "from 0 to below 1")
+
+# What a number may be, and how to say it. Types and choices are checked by `_coerce`.
+_RULES: dict[str, _Rule] = {
+    "seed": (lambda x: 0 <= x < 2**63, "a whole number from 0 to below 2^63"),
+    "rounds": _at_least(1),
+    "data.ratio": (lambda x: 0 < x <= 100, "a percentage above 0 and at most 100"),
+    "data.alpha": (lambda x: x >= 1e-9, "above 0 (1e-9 at least)"),
+    "graph.clients": _between(1, 10**6),
+    "graph.degree": _at_least(1),
+    "graph.probability": _between(0, 1),
+    "augment.pad": _between(0, 64),
+    "augment.strong": _between(0, 2),
+    "classifier.iterations": _at_least(1),
+    "classifier.batch": _at_least(1),
+    "classifier.lr": _at_least(0),
+    "classifier.momentum": _DECAY,
+    "classifier.weight_decay": _at_least(0),
+    "classifier.logit_adjustment": _between(0, 10),
+    "classifier.ema": _DECAY,
+    "pseudo.start": _at_least(1),
+    "pseudo.views": _between(1, 64),
+    "pseudo.sharpen": _POSITIVE,
+    "pseudo.threshold": _between(0, 1),
+    "generator.iterations": _at_least(0),
+    "generator.batch": _at_least(1),
+    "generator.lr": _at_least(0),
+    "generator.width": (lambda x: 8 <= x <= 4096 and x % 8 == 0, "a multiple of 8 from 8 to 4096"),
+    "generator.levels": _between(1, 6),
+    "generator.steps": _between(3, 10**4),
+    "generator.label_dropout": _between(0, 1),
+    "generator.ema": _DECAY,
+    "generator.start": _at_least(1),
+    "generator.every": _at_least(1),
+    "generator.samples": _at_least(1),
+    "generator.validation": _at_least(1),
+    "generator.sampler_steps": _between(2, 1000),
+    "generator.guidance": _at_least(0),
+    "mixup.beta": (lambda x: x == 0 or 0.01 <= x <= 1000, "0, or from 0.01 to 1000"),
+    "evaluation.every": _at_least(1),
+    "evaluation.last": _at_least(1),
+    "compute.chunk": _at_least(0),
+    "compute.threads": _between(0, 4096),
+    "compute.checkpoint_every": _at_least(0),
 }
 
 
 def _check(path: str, value: object) -> None:
     if path in _RULES and isinstance(value, int | float):
-        low, high, words = _RULES[path]
-        if not low <= value <= high or (path == "generator.width" and value % 8):
+        allows, words = _RULES[path]
+        if not allows(value):
             raise ConfigError(f"{path} = {value!r} is not legal: it must be {words}")
-    if path == "name" and (not value or str(value) != Path(str(value)).name):
+    if isinstance(value, str) and not value.isprintable():
+        raise ConfigError(f"{path} = {value!r} is not legal: it holds a control character")
+    if path == "name" and (value in ("", ".", "..") or str(value) != Path(str(value)).name):
         raise ConfigError(f"name = {value!r} is not legal: it names a folder and must hold no '/'")
     if path == "graph.roles" and (bad := set(str(value)) - set("LMU")):
         raise ConfigError(f"graph.roles holds {sorted(bad)}: legal letters are L, M and U")
@@ -285,29 +319,29 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def override(config: Config, values: Mapping[str, object]) -> Config:
     """A copy with some fields replaced, named by dotted path or, where only one ends so, by last name."""
+    changes: dict[str, dict[str, Any]] = {"": {}}
     for name, value in values.items():
-        config = _replace(config, _full_path(name), value)
-    return config
+        path = full_path(name)
+        section, _, leaf = path.rpartition(".")
+        changes.setdefault(section, {})[leaf] = _coerce(path, _kinds()[path], value)
+    top = changes.pop("")
+    # All at once: fields that depend on each other may change together.
+    return replace(config, **top, **{name: replace(getattr(config, name), **x) for name, x in changes.items()})
 
 
-def _full_path(name: str) -> str:
+def full_path(name: str) -> str:
+    """The dotted path of a field that may be named by its last part."""
     paths = list(help_of())
     if name in paths:
         return name
-    # Not ambiguous by rule: `iterations`, `batch`, `lr`, `ema`, … exist twice and need their section.
+    # `iterations`, `batch`, `lr`, … stand in two sections and must be named in full.
     ends = [p for p in paths if p.rsplit(".", 1)[-1] == name]
     if len(ends) == 1:
         return ends[0]
     if ends:
         raise ConfigError(f"{name!r} could be {' or '.join(ends)}: name the section too")
-    raise ConfigError(f"there is no field {name!r}{nearest(name, paths)}; `semidfl run --help` lists them all")
-
-
-def _replace(config: Any, path: str, value: object, done: str = "") -> Any:
-    head, _, rest = path.partition(".")
-    if rest:
-        return replace(config, **{head: _replace(getattr(config, head), rest, value, f"{done}{head}.")})
-    return replace(config, **{head: _coerce(done + path, get_type_hints(type(config))[head], value)})
+    known = paths if "." in name else [p.rsplit(".", 1)[-1] for p in paths]
+    raise ConfigError(f"there is no field {name!r}{nearest(name, known)}; `semidfl run --help` lists them all")
 
 
 def _coerce(path: str, kind: Any, value: object) -> object:
@@ -330,12 +364,12 @@ def _coerce(path: str, kind: Any, value: object) -> object:
             number = kind(value)
             if math.isfinite(number) and float(number) == float(value):  # type: ignore[arg-type]
                 return number
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             pass
     raise ConfigError(f"{path} = {value!r} is not legal: it must be {_WORDS.get(kind, kind.__name__)}")
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "text"}
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 def to_toml(config: Config) -> str:
@@ -377,6 +411,17 @@ def config_hash(config: Config) -> str:
     """Twelve hex digits that name what is computed; where and how (name, compute) stays out."""
     same = replace(config, name="run", compute=ComputeConfig(deterministic=config.compute.deterministic))
     return hashlib.sha256(to_toml(same).encode()).hexdigest()[:12]
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    """The type of every field, by dotted path."""
+    top = get_type_hints(Config)
+    found = {name: kind for name, kind in top.items() if not is_dataclass(kind)}
+    for name, section in top.items():
+        if is_dataclass(section):
+            found |= {f"{name}.{leaf}": kind for leaf, kind in get_type_hints(section).items()}
+    return found
 
 
 @cache

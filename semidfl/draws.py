@@ -111,19 +111,21 @@ class Draws:
 
 @cache
 def _beta_quantiles(beta: float, cells: int = 4096) -> list[float]:
-    """Beta(beta, beta) at equal steps of probability.
+    """Beta(beta, beta) at equal steps of probability: the lower half by quadrature, the upper by symmetry.
 
-    With x = sin^2(a) the density in a is (sin a cos a)^(2 beta - 1): flat for beta = 1/2, so the
-    midpoint rule is exact there and good around it.
+    With x = sin^2(a) the density in a is (sin 2a)^(2 beta - 1): flat for 1/2, where the midpoint rule is
+    exact, smooth above. Below 1/2 it has a pole at 0, which a = pi/4 s^(1 / (2 beta)) takes away.
     """
-    angles = [(i + 0.5) / cells * math.pi / 2 for i in range(cells)]
-    density = [(math.sin(a) * math.cos(a)) ** (2 * beta - 1) for a in angles]
+    power = max(1.0, 1 / (2 * beta))
+    angles = [math.pi / 4 * ((i + 0.5) / cells) ** power for i in range(cells)]
+    places = [(i + 0.5) / cells for i in range(cells)]
+    density = [math.sin(2 * a) ** (2 * beta - 1) * s ** (power - 1) for a, s in zip(angles, places, strict=True)]
     total = [0.0, *accumulate(density)]
-    quantiles, cell = [], 0
+    lower, cell = [], 0
     for step in range(cells + 1):
         goal = total[-1] * step / cells
         while cell < cells - 1 and total[cell + 1] < goal:
             cell += 1
-        angle = (cell + (goal - total[cell]) / density[cell]) / cells * math.pi / 2
-        quantiles.append(math.sin(angle) ** 2)
-    return quantiles
+        inside = (goal - total[cell]) / density[cell] if density[cell] else 0.0
+        lower.append(math.sin(math.pi / 4 * min(1.0, (cell + inside) / cells) ** power) ** 2)
+    return [*lower, *(1 - x for x in reversed(lower[:-1]))]

@@ -6,7 +6,7 @@ from torch.func import functional_call
 
 from semidfl import topology
 from semidfl.config import Config
-from semidfl.data.sources import load
+from semidfl.data.sources import outline
 from semidfl.methods import find_method
 from semidfl.models.stacked import Network
 from semidfl.setup import Setup
@@ -25,7 +25,7 @@ def estimate(config: Config) -> str:
 
 def memory(config: Config) -> dict[str, int]:
     """Bytes by what they are for."""
-    data, graph = load(config.data.dataset), topology.build(config.graph, config.seed)
+    data, graph = outline(config.data.dataset), topology.build(config.graph, config.seed)
     setup = Setup.of(config, data, graph)
     method, clients = find_method(config.method)(setup), graph.clients
     parts = {"images": sum(x.nbytes for x in (data.train_images, data.test_images))}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from semidfl.config import Config
-from semidfl.data.augment import Augment
+from semidfl.data.augment import Augment, Strong
 from semidfl.data.dataset import Dataset
 from semidfl.data.shards import Space
 from semidfl.errors import ConfigError
@@ -37,6 +37,7 @@ class Setup:
     generator_optimiser: Optimiser
     schedule: Schedule
     augment: Augment
+    strong: Strong | None
     test_images: Tensor  # (1, n, ch, H, W) uint8
     test_labels: Tensor  # (1, n)
 
@@ -56,6 +57,7 @@ class Setup:
             Optimiser("adam", g.lr),
             Schedule.linear(g.steps, device),
             Augment(config.augment.pad, config.augment.flip),
+            Strong(config.augment.pad, config.augment.flip, config.augment.strong) if config.augment.strong else None,
             torch.from_numpy(data.test_images).to(device)[None],
             torch.from_numpy(data.test_labels).to(device)[None],
         )

@@ -196,8 +196,9 @@ def _histogram(accuracy: Sequence[float]) -> str:
     return f"{len(accuracy)} clients  0 % ▕{bars}▏ 100 %  lowest {low}  median {middle}  highest {high}"
 
 
-def _finite(values: Sequence[float]) -> list[float]:
-    return [value for value in values if math.isfinite(value)]
+def _finite(values: Sequence[float | None]) -> list[float]:
+    """Without NaN and infinity, which a record holds as None."""
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def _can_draw(stream: TextIO) -> bool:

@@ -119,8 +119,7 @@ def shards_of(images: Tensor, labels: Tensor, labelled: list[list[int]], unlabel
 
 
 def plain_augment(image: Tensor, pad: int, down: int, right: int, mirror: bool) -> Tensor:
-    """Flips, pads with zeros and cuts out a window, pixel by pixel; the window lies `down`, `right` of the middle
-    of what comes out, so the picture in it moves down and right. image (ch, H, W)."""
+    """Flips, pads with zeros and crops, pixel by pixel: the picture (ch, H, W) moves `down` and `right`."""
     channels, height, width = image.shape
     out = torch.zeros_like(image)
     for c in range(channels):

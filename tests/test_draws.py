@@ -159,18 +159,15 @@ def test_beta(beta: float) -> None:
     assert all(fits(row, stats.beta(beta, beta)) for row in sample)
 
 
-def wide(beta: float):
-    """BUG, reported: the table of quantiles is off by 7 % for 0.1 and divides by zero above 43; both are legal."""
-    mark = pytest.mark.xfail(strict=True, reason="BUG in draws._beta_quantiles far from 1/2")
-    return pytest.param(beta, marks=mark)
-
-
-@pytest.mark.parametrize("beta", [wide(0.1), wide(0.25), 0.5, 0.75, 2.0, 8.0, wide(100.0)])
+@pytest.mark.parametrize("beta", [0.1, 0.25, 0.5, 0.75, 2.0, 8.0, 100.0])
 def test_beta_inverts_the_distribution_function(beta: float) -> None:
     """Sharper than a test of samples: each draw against its own probability."""
     p, x = draws_of(1).uniform(1, "x", 20_000), draws_of(1).beta(1, "x", beta, 20_000)
-    low = p < 0.5  # near 1, float32 is too coarse to tell
-    assert abs(stats.beta(beta, beta).cdf(x[low].double().numpy()) - p[low].numpy()).max() < 1e-3
+    error = abs(stats.beta(beta, beta).cdf(x.double().numpy()) - p.double().numpy())[0]
+    low = p[0].numpy() < 0.5  # near 1, float32 is too coarse to tell
+    inner = low & (p[0].numpy() > 0.01)
+    assert error[low].max() < 1e-3
+    assert error[inner].max() < 5e-5  # within a cell of the table, too
 
 
 def test_below_is_uniform() -> None:

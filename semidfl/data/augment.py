@@ -1,26 +1,36 @@
-"""Weak augmentation, batched on the device, each sample with its own draw: random crop and flip.
+"""Augmentation, batched on the device, each sample with its own draw: weak (crop, flip) and strong (affine, cut-out).
 
-A crop after padding by p is a shift of up to p pixels with zeros coming in, so the whole augmentation
+A crop after padding by p is a shift of up to p pixels with zeros coming in, so the weak augmentation
 is one gather from the pool.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from semidfl.draws import Draws
 
-__all__ = ["Augment"]
+__all__ = ["Augment", "Augmentation", "Strong"]
+
+
+class Augmentation(Protocol):
+    def __call__(self, pool: Tensor, index: Tensor, draws: Draws, t: int, purpose: str) -> Tensor:
+        """Pool (n, ch, H, W), positions (C, …) -> augmented uint8 images (C, …, ch, H, W)."""
+        ...
 
 
 @dataclass(frozen=True)
 class Augment:
+    """Weak: shifted by up to `pad` pixels each way, mirrored half the time if `flip`."""
+
     pad: int
     flip: bool
 
     def __call__(self, pool: Tensor, index: Tensor, draws: Draws, t: int, purpose: str) -> Tensor:
-        """Pool (n, ch, H, W), positions (C, …) -> augmented uint8 images (C, …, ch, H, W)."""
         side = 2 * self.pad + 1
         down = draws.below(t, f"{purpose} down", side, *index.shape[1:]) - self.pad
         right = draws.below(t, f"{purpose} right", side, *index.shape[1:]) - self.pad
@@ -39,3 +49,44 @@ def _shifted(pool: Tensor, index: Tensor, down: Tensor, right: Tensor, mirror: T
     # The slice between two indices puts the channels last: (n, H, W, ch).
     pixels = pool[index[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return (pixels * inside[..., None]).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Strong:
+    """Strong: the weak one's shift and flip, with rotation, scale and shear, and a square cut out."""
+
+    pad: int
+    flip: bool
+    strength: float = 1.0  # of all below
+    rotation: float = 20.0  # degrees either way
+    scale: float = 0.15
+    shear: float = 0.2
+    cutout: float = 0.35  # side of the square, as a share of the image's
+
+    def __call__(self, pool: Tensor, index: Tensor, draws: Draws, t: int, purpose: str) -> Tensor:
+        u = draws.uniform(t, f"{purpose} strong", *index.shape[1:], 9).flatten(0, -2)  # (n, 9)
+        images = pool[index.flatten()].float()
+        grid = F.affine_grid(self._maps(2 * u - 1, images.shape), list(images.shape), align_corners=False)
+        turned = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        kept = turned * ~self._hole(u[:, 7:], images.shape)
+        return kept.round().to(torch.uint8).reshape(*index.shape, *pool.shape[1:])
+
+    def _maps(self, v: Tensor, shape: torch.Size) -> Tensor:
+        """(n, 2, 3): where each pixel of the new image is taken from; v (n, 9) in [-1, 1)."""
+        angle = v[:, 0] * math.radians(self.rotation) * self.strength
+        zoom = 1 + v[:, 1] * self.scale * self.strength
+        mirror = torch.where((v[:, 2] < 0) & self.flip, -1.0, 1.0)
+        cos, sin = angle.cos() * zoom, angle.sin() * zoom
+        shear = v[:, 3] * self.shear * self.strength
+        right, down = v[:, 4] * 2 * self.pad / shape[3], v[:, 5] * 2 * self.pad / shape[2]
+        first = torch.stack([mirror * cos, mirror * (cos * shear - sin), right], dim=1)
+        second = torch.stack([sin, sin * shear + cos, down], dim=1)
+        return torch.stack([first, second], dim=1)
+
+    def _hole(self, centre: Tensor, shape: torch.Size) -> Tensor:
+        """(n, 1, H, W): a square around a random centre, partly outside at times."""
+        masks = []
+        for axis, size in enumerate(shape[2:]):
+            at = torch.arange(size, device=centre.device) + 0.5
+            masks.append((at - centre[:, axis : axis + 1] * size).abs() < self.cutout * self.strength * size / 2)
+        return (masks[0][:, :, None] & masks[1][:, None, :])[:, None]

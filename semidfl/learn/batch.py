@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semidfl.cohort import Synthetic
-from semidfl.data.augment import Augment
+from semidfl.data.augment import Augmentation
 from semidfl.data.shards import Rows, Shards
 from semidfl.draws import Draws
 
@@ -27,9 +27,11 @@ class PseudoLabels:
 
     targets: Tensor  # (C, n, K)
     kept: Tensor  # (C, n) bool
+    trust: Tensor | None = None  # (C,) weight of a pseudo-labelled sample beside a labelled one; None: the same
 
     def rows(self, rows: Rows) -> "PseudoLabels":
-        return PseudoLabels(self.targets[rows], self.kept[rows])
+        trust = None if self.trust is None else self.trust[rows]
+        return PseudoLabels(self.targets[rows], self.kept[rows], trust)
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Batch:
     images: Tensor  # (C, E, S, ch, H, W) uint8
     targets: Tensor  # (C, E, S, K)
     valid: Tensor  # (C, S) bool: whether the client has the slot's source
+    trust: Tensor  # (C, S) weight of the slot's source
     slots: Tensor  # (S,) which of the SOURCES x B slots these are
     capacity: int  # SOURCES x B
 
@@ -48,8 +51,8 @@ class Batch:
         return self.targets.shape[1]
 
     def weights(self) -> Tensor:
-        """(C, S): the mean over a client's valid samples; all zero where it has none."""
-        return self.valid / self.valid.sum(1, keepdim=True).clamp(min=1)
+        """(C, S): the mean over a client's valid samples, each as far as trusted; all zero where it has none."""
+        return self.valid * self.trust / self.valid.sum(1, keepdim=True).clamp(min=1)
 
     def chosen(self, drawn: Tensor) -> Tensor:
         """The present slots of something drawn for all: (C, E, SOURCES x B, …) -> (C, E, S, …)."""
@@ -61,14 +64,18 @@ def compose(
     purpose: str,
     steps: int,
     size: int,
-    augment: Augment,
+    augment: Augmentation,
     classes: int,
     shards: Shards,
     draws: Draws,
     pseudo: PseudoLabels | None,
     synthetic: Synthetic | None,
+    strong: Augmentation | None = None,
 ) -> Batch:
-    """Draws `steps` batches with `size` samples of each source, with replacement."""
+    """Draws `steps` batches with `size` samples of each source, with replacement.
+
+    `strong` augments the pseudo-labelled samples, in place of `augment`.
+    """
     parts: list[tuple[int, Tensor, Tensor, Tensor]] = []  # source, images, targets, valid
     if any(shards.labelled.held):
         place = draws.below(t, f"{purpose} labelled", shards.labelled.count, steps, size)
@@ -78,7 +85,7 @@ def compose(
     if pseudo is not None and any(shards.unlabelled.held):
         place = draw_kept(pseudo.kept, draws, t, f"{purpose} pseudo", steps, size)
         index = _gather(shards.unlabelled.table, place)
-        images = augment(shards.images, index, draws, t, f"{purpose} pseudo")
+        images = (strong or augment)(shards.images, index, draws, t, f"{purpose} pseudo")
         parts.append((1, images, _gather(pseudo.targets, place), pseudo.kept.any(1)))
     if synthetic is not None:
         place = draw_kept(synthetic.kept, draws, t, f"{purpose} generated", steps, size)
@@ -87,10 +94,13 @@ def compose(
     if not parts:  # nobody here has anything to learn from: one slot without weight keeps the shapes whole
         return _nothing(steps, size, classes, shards)
     slots = torch.cat([torch.arange(size) + source * size for source, *_ in parts])
+    one = torch.ones(len(draws), device=draws.keys.device)
+    trust = {1: pseudo.trust} if pseudo is not None and pseudo.trust is not None else {}
     return Batch(
         torch.cat([images for _, images, _, _ in parts], dim=2),
         torch.cat([targets for _, _, targets, _ in parts], dim=2),
         torch.cat([has[:, None].expand(-1, size) for *_, has in parts], dim=1),
+        torch.cat([trust.get(source, one)[:, None].expand(-1, size) for source, *_ in parts], dim=1),
         slots.to(draws.keys.device),
         SOURCES * size,
     )
@@ -114,6 +124,7 @@ def _nothing(steps: int, size: int, classes: int, shards: Shards) -> Batch:
         shards.images.new_zeros(clients, steps, 1, *shards.images.shape[1:]),
         torch.zeros(clients, steps, 1, classes, device=device),
         torch.zeros(clients, 1, dtype=torch.bool, device=device),
+        torch.zeros(clients, 1, device=device),
         torch.zeros(1, dtype=torch.int64, device=device),
         SOURCES * size,
     )

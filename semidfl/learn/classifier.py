@@ -13,6 +13,9 @@ from semidfl.learn.mixup import mixup, partners
 from semidfl.learn.optimise import Optimiser
 from semidfl.models.stacked import Network
 
+_RAREST = 0.02
+"""share below which a class counts as absent"""
+
 __all__ = ["accuracy", "probabilities", "soft_cross_entropy", "train_classifier"]
 
 
@@ -22,6 +25,7 @@ def train_classifier(
     optimiser: Optimiser,
     scale: float,
     beta: float,
+    adjustment: float,
     space: Space,
     learner: Learner,
     batch: Batch,
@@ -33,12 +37,19 @@ def train_classifier(
         partner = partners(batch.chosen(draws.bits(t, "partner", steps, batch.capacity)), batch.valid)
         images, targets = mixup(images, targets, draws.beta(t, "lambda", beta, steps), partner)
     weights = batch.weights()
+    offset = adjustment * class_shares(batch).clamp(min=_RAREST).log()[:, None]  # (C, 1, K)
 
     def loss_of(params: Tensor, step: int) -> Tensor:
-        logits = network(params, images[:, step])
+        logits = network(params, images[:, step]) + offset
         return (soft_cross_entropy(logits, targets[:, step]) * weights).sum(1)
 
     return descend(loss_of, optimiser, learner, steps, batch.valid.any(1), scale)
+
+
+def class_shares(batch: Batch) -> Tensor:
+    """(C, K): how often each class is a target in the client's batches of this round."""
+    mass = (batch.targets * batch.weights()[:, None, :, None]).sum((1, 2))
+    return mass / mass.sum(1, keepdim=True).clamp(min=_RAREST)
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

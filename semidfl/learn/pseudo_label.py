@@ -63,7 +63,7 @@ class Labeller:
 
 def sharpen(p: Tensor, exponent: float) -> Tensor:
     """Eq. 6: p^Z / sum p^Z."""
-    powered = p**exponent
+    powered = (p / p.amax(-1, keepdim=True)) ** exponent  # the largest is 1: nothing underflows to 0 / 0
     return powered / powered.sum(-1, keepdim=True)
 
 

@@ -26,7 +26,7 @@ def find_method(name: str) -> type[Method]:
         raise ConfigError(f"method = {name!r} is not legal: {legal} or module:Class{nearest(name, METHODS)}")
     try:
         found = getattr(import_module(module), leaf)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"method = {name!r} cannot be loaded: {error}") from None
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f"method = {name!r} is not a subclass of semidfl.Method")

@@ -57,9 +57,20 @@ class Method:
             learner: Learner, shards: Shards, draws: Draws, some: PseudoLabels | None, made: Synthetic | None
         ) -> Outcome:
             classes = setup.space.classes
-            batch = compose(t, "classify", c.iterations, c.batch, setup.augment, classes, shards, draws, some, made)
+            batch = compose(
+                t, "classify", c.iterations, c.batch, setup.augment, classes, shards, draws, some, made, setup.strong
+            )
             return train_classifier(
-                t, setup.classifier, setup.optimiser, scale, beta, setup.space, learner, batch, draws
+                t,
+                setup.classifier,
+                setup.optimiser,
+                scale,
+                beta,
+                c.logit_adjustment,
+                setup.space,
+                learner,
+                batch,
+                draws,
             )
 
         everyone = list(range(len(cohort.ids)))

@@ -58,7 +58,8 @@ class SemiDFL(Method):
         log["pseudo_precision"] = right.sum(1) / kept.sum(1)
         log["thresholds"] = thresholds
         targets = F.one_hot(best, p.shape[2]).float() if config.labels == "hard" else p
-        return PseudoLabels(targets, kept)
+        trust = kept.sum(1) / valid.sum(1).clamp(min=1) if config.masked else None
+        return PseudoLabels(targets, kept, trust)
 
     def _predict(self, t: int, cohort: Cohort, exchange: "Exchange", rows: list[int]) -> Tensor:
         """Sharpened predictions of every unlabelled sample (C, n, K); zeros for clients that have none."""
@@ -101,6 +102,8 @@ class SemiDFL(Method):
                 t, setup.generator, setup.generator_optimiser, setup.schedule, g.label_dropout, learner, batch, draws
             )
 
+        if g.all_images:
+            pseudo = _of_any_class(pseudo, cohort.shards, setup.space.classes)
         rows = learning_rows(cohort, pseudo)
         if not rows:
             return
@@ -187,3 +190,11 @@ class SemiDFL(Method):
         cohort.classifier.follow(self.setup.config.classifier.ema)
         if cohort.generator is not None:
             cohort.generator.follow(self.setup.config.generator.ema)
+
+
+def _of_any_class(pseudo: PseudoLabels | None, shards: Shards, classes: int) -> PseudoLabels:
+    """Every unlabelled sample; the zero vector, which means any class, where no pseudo-label qualified."""
+    valid = shards.unlabelled.valid()
+    if pseudo is None:
+        return PseudoLabels(torch.zeros(*valid.shape, classes, device=valid.device), valid)
+    return PseudoLabels(pseudo.targets * pseudo.kept[:, :, None], valid)
