@@ -5,13 +5,16 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo reproduce-digits test lint clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
 
 demo: .venv/core.stamp ## ten clients, most without a label, train together on the digits: about 3 minutes
 	$(BIN)/semidfl demo
+
+reproduce-digits: .venv/report.stamp ## the paper's main table on digits, two seeds: results/table-main-digits.md
+	$(BIN)/semidfl reproduce table-main --dataset digits --seeds 2
 
 test: .venv/dev.stamp ## the tests
 	$(BIN)/python -m pytest
@@ -36,6 +39,10 @@ $(BIN)/python:
 	$(INSTALL) --editable .
 	@touch $@
 
+.venv/report.stamp: .venv/core.stamp
+	$(INSTALL) --editable '.[report]'
+	@touch $@
+
 .venv/dev.stamp: .venv/core.stamp
-	$(INSTALL) --editable '.[dev,data]'
+	$(INSTALL) --editable '.[dev,data,report]'
 	@touch $@

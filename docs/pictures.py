@@ -8,31 +8,20 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import networkx as nx
 from matplotlib.axes import Axes
 from PIL import Image
 
 from semidfl import topology
 from semidfl.config import from_toml
 from semidfl.record.folder import read_records
-
-COLOURS = {"L": "#0072B2", "M": "#E69F00", "U": "#BBBBBB"}  # Okabe and Ito: safe for colour-blind readers
-NAMES = {"L": "labels", "M": "some labels", "U": "no label"}
+from semidfl.report.drawings import draw_graph
 
 
-def draw_graph(axes: Axes, folder: Path) -> None:
+def draw_clients(axes: Axes, folder: Path) -> None:
     config = from_toml((folder / "config.toml").read_text())
-    graph = topology.build(config.graph, config.seed)
-    net = nx.Graph(graph.edges())
-    place = nx.circular_layout(net)
-    nx.draw_networkx_edges(net, place, ax=axes, edge_color="#888888", width=1.2)
-    for role, colour in COLOURS.items():
-        nodes = [i for i in net if graph.roles[i] == role]
-        nx.draw_networkx_nodes(net, place, nodes, ax=axes, node_color=colour, node_size=420, label=NAMES[role])
-    nx.draw_networkx_labels(net, place, ax=axes, font_size=9)
+    draw_graph(axes, topology.build(config.graph, config.seed))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02), ncol=3, frameon=False, handletextpad=0.1, fontsize=9)
     axes.set_title("ten clients, no server")
-    axes.axis("off")
 
 
 def draw_curves(axes: Axes, folders: dict[str, Path]) -> None:
@@ -53,7 +42,7 @@ def draw_curves(axes: Axes, folders: dict[str, Path]) -> None:
 def main(runs: Path, target: Path) -> None:
     folders = {"labels only": runs / "demo-dfl-lb", "SemiDFL": runs / "demo-semidfl"}
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.2), gridspec_kw={"width_ratios": [1, 1.4, 1.1]})
-    draw_graph(axes[0], folders["SemiDFL"])
+    draw_clients(axes[0], folders["SemiDFL"])
     draw_curves(axes[1], folders)
     last = sorted((folders["SemiDFL"] / "samples").glob("*.png"))[-1]
     picture = Image.open(last)

@@ -1,7 +1,8 @@
 """The command line: parse, call, print."""
 
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,10 @@ USAGE = """usage: semidfl COMMAND …
                                   --dry-run prints the config and what memory it needs; --overwrite replaces
                                   a run of the same name; --help lists all fields
   resume FOLDER                   go on with a run that was stopped
+  reproduce NAME [--option …]     a table or figure of the paper: runs what is missing, goes on where it was stopped;
+                                  --help lists the names and options
+  compare RUN RUN … [--out DIR] [--format text|json]
+                                  finished runs side by side: intervals, paired tests, and with --out the curves
   data list                       the data sets and where they are
   data get NAME                   fetch a data set and verify it
   data check NAME_OR_FILE         what is in it
@@ -59,7 +64,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"semidfl {__version__}")
         return 0
-    if words[-1] in ("-h", "--help") and words[0] != "run":
+    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce"):
         print(USAGE.format(recipes=", ".join(RECIPES)))
         return 0
     if words[0] not in COMMANDS:
@@ -105,7 +110,11 @@ def _config(recipe: str, values: dict[str, str]) -> Config:
 
 def _pairs(words: list[str]) -> dict[str, str]:
     """--field value, or --field=value, by the field's full path; a later one wins."""
-    values: dict[str, str] = {}
+    return {full_path(name): value for name, value in _flags(words)}
+
+
+def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Every --name value, or --name=value, in their order; dashes within a name count as underscores."""
     rest = iter(words)
     for word in rest:
         if not word.startswith("--"):
@@ -115,8 +124,7 @@ def _pairs(words: list[str]) -> dict[str, str]:
             value = next(rest, "")
             if not value:
                 raise ConfigError(f"--{name} needs a value")
-        values[full_path(name.replace("-", "_"))] = value
-    return values
+        yield name.replace("-", "_"), value
 
 
 def _run_help() -> str:
@@ -167,6 +175,32 @@ def _demo(words: list[str]) -> int:
     return 0
 
 
+def _reproduce(words: list[str]) -> int:
+    from semidfl.reproduce import HELP, options_of, reproduce
+
+    if not words or words[-1] in ("-h", "--help"):
+        print(HELP)
+        return 0
+    files = reproduce(words[0], options_of(_flags(words[1:])), shlex.join(["semidfl", "reproduce", *words]))
+    print("\n".join(f"written: {file}" for file in files))
+    return 0
+
+
+def _compare(words: list[str]) -> int:
+    from semidfl.report.compare import compare, draw, gather, text_of, to_json
+
+    first = next((k for k, word in enumerate(words) if word.startswith("--")), len(words))
+    flags = dict(_flags(words[first:]))
+    if not words[:first] or set(flags) - {"out", "format"} or flags.get("format", "text") not in ("text", "json"):
+        raise ConfigError("usage: semidfl compare RUN RUN … [--out DIR] [--format text|json]")
+    groups = gather(words[:first])
+    show = to_json if flags.get("format") == "json" else text_of
+    print(show(compare(groups)))
+    for file in draw(groups, Path(flags["out"])) if "out" in flags else []:
+        print(f"written: {file}", file=sys.stderr)  # on stdout it would spoil the JSON
+    return 0
+
+
 def _data(words: list[str]) -> int:
     from semidfl.data import sources
 
@@ -193,4 +227,11 @@ def _data_report(report: "Report") -> str:
     return "\n".join(lines)
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"demo": _demo, "run": _run, "resume": _resume, "data": _data}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "demo": _demo,
+    "run": _run,
+    "resume": _resume,
+    "reproduce": _reproduce,
+    "compare": _compare,
+    "data": _data,
+}

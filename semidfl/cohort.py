@@ -4,7 +4,7 @@ A simulation is one cohort of all clients, an actor of a cluster hosts a block o
 cohort of one. `each` is the one place where a cohort is worked on whole, in chunks or client by client.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
@@ -132,7 +132,7 @@ def take(x: Any, rows: Rows) -> Any:
 
 def each(work: Callable[..., T], size: int, *args: Any) -> T:
     """work(*args) on chunks of `size` clients, the results joined; 1 is a loop, all is one stacked call."""
-    clients = next(len(x) for x in args if isinstance(x, Tensor | Draws))
+    clients = next(len(x) for x in args if isinstance(x, Sized))
     if size >= clients:
         return work(*args)
     parts = [work(*(take(x, slice(i, i + size)) for x in args)) for i in range(0, clients, size)]

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import math
 import tomllib
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
@@ -122,24 +123,28 @@ class PseudoLabelConfig:
     """scale tau by the class counts (Eq. 9); off: one fixed threshold"""
     labels: Literal["soft", "hard"] = "soft"
     """train on the sharpened distribution or on its largest class"""
+    align: bool = False
+    """raise classes that the whole network predicts more seldom than it has labels of them, by gossip"""
     masked: bool = False
     """weigh the pseudo-labelled samples by the share that qualified, as a masked mean over all would"""
 
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    kind: Literal["none", "diffusion"] = "diffusion"
-    """model of the consensus data space; none: local MixUp"""
+    kind: Literal["none", "gan", "diffusion"] = "diffusion"
+    """model of the consensus data space; none: local MixUp; gan: an AC-GAN"""
     iterations: int = 0
     """training steps of a client in a round; 0: as many as the classifier's E"""
     batch: int = 10
     """samples of each source in a batch"""
     lr: float = 1e-3
-    """learning rate of Adam"""
+    """learning rate of the diffusion model's Adam"""
+    gan_lr: float = 2e-4
+    """learning rate of the GAN's Adam"""
     width: int = 64
-    """channels of the UNet at full resolution"""
+    """channels of the generator's network at full resolution"""
     levels: int = 3
-    """resolutions of the UNet, each half of the one before"""
+    """resolutions of the generator's network, each half of the one before"""
     steps: int = 1000
     """T, noise levels, linear beta from 1e-4 to 0.02"""
     all_images: bool = False
@@ -172,8 +177,11 @@ class MixupConfig:
 
 @dataclass(frozen=True)
 class AggregationConfig:
-    weights: Literal["constant", "adatest", "adagen"] = "adagen"
-    """equal; by accuracy on 512 shared test images (ablation only); by accuracy on generated data"""
+    weights: str = "adagen"
+    """constant; adatest: by accuracy on 512 shared test images (ablation only); adagen: on generated data;
+    or module:function"""
+    momentum: bool = False
+    """mix the momentum of SGD with the classifier; off, as in the paper, it stays with the client"""
 
 
 @dataclass(frozen=True)
@@ -207,7 +215,9 @@ class Config:
     name: str = "run"
     """of the run and its folder"""
     method: str = "semidfl"
-    """semidfl, dfl-lb, dfl-ub"""
+    """semidfl, dfl-lb, dfl-ub, mixmatch, flexmatch, cbafed, or module:Class"""
+    variant: Literal["paper", "tuned"] = "paper"
+    """of a baseline: as the paper adapted it, or faithful to the method's own publication"""
     seed: int = 0
     """of every draw in the run"""
     rounds: int = 500
@@ -274,6 +284,7 @@ _RULES: dict[str, _Rule] = {
     "generator.iterations": _at_least(0),
     "generator.batch": _at_least(1),
     "generator.lr": _at_least(0),
+    "generator.gan_lr": _at_least(0),
     "generator.width": (lambda x: 8 <= x <= 4096 and x % 8 == 0, "a multiple of 8 from 8 to 4096"),
     "generator.levels": _between(1, 6),
     "generator.steps": _between(3, 10**4),
@@ -299,7 +310,7 @@ def _check(path: str, value: object) -> None:
         allows, words = _RULES[path]
         if not allows(value):
             raise ConfigError(f"{path} = {value!r} is not legal: it must be {words}")
-    if isinstance(value, str) and not value.isprintable():
+    if isinstance(value, str) and any(unicodedata.category(letter) == "Cc" for letter in value):
         raise ConfigError(f"{path} = {value!r} is not legal: it holds a control character")
     if path == "name" and (value in ("", ".", "..") or str(value) != Path(str(value)).name):
         raise ConfigError(f"name = {value!r} is not legal: it names a folder and must hold no '/'")
@@ -401,6 +412,8 @@ def from_toml(text: str, base: Config | None = None) -> Config:
         raise ConfigError(f"the config is not valid TOML: {error}") from None
     flat: dict[str, object] = {}
     for key, value in table.items():
+        if isinstance(value, dict) and not value and not any(path.startswith(f"{key}.") for path in help_of()):
+            raise ConfigError(f"there is no section [{key}]{nearest(key, (f.name for f in fields(Config)))}")
         flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
     if unknown := [path for path in flat if path not in help_of()]:
         raise ConfigError(f"there is no field {unknown[0]!r}{nearest(unknown[0], help_of())}")

@@ -7,6 +7,7 @@ from torch.func import functional_call
 from semidfl import topology
 from semidfl.config import Config
 from semidfl.data.sources import outline
+from semidfl.learn.generator import Generator
 from semidfl.methods import find_method
 from semidfl.models.stacked import Network
 from semidfl.setup import Setup
@@ -18,9 +19,8 @@ def estimate(config: Config) -> str:
     """The estimate in words."""
     parts = memory(config)
     lines = [f"{name:34} {size / 2**20:10.1f} MiB" for name, size in parts.items()]
-    return "\n".join(
-        ["estimate of memory on the device", *lines, f"{'all':34} {sum(parts.values()) / 2**20:10.1f} MiB"]
-    )
+    lines = ["estimate of memory on the device", *lines, f"{'all':34} {sum(parts.values()) / 2**20:10.1f} MiB"]
+    return "\n".join(f"# {line}" for line in lines)  # so that the whole printout is a config file
 
 
 def memory(config: Config) -> dict[str, int]:
@@ -29,7 +29,9 @@ def memory(config: Config) -> dict[str, int]:
     setup = Setup.of(config, data, graph)
     method, clients = find_method(config.method)(setup), graph.clients
     parts = {"images": sum(x.nbytes for x in (data.train_images, data.test_images))}
-    networks = {"classifier": (setup.classifier, config.classifier.batch * (3 if method.generates else 2))}
+    networks: dict[str, tuple[Network | Generator, int]] = {
+        "classifier": (setup.classifier, config.classifier.batch * (3 if method.generates else 2))
+    }
     if method.generates:
         networks["generator"] = (setup.generator, config.generator.batch * 2)
     for name, (network, batch) in networks.items():
@@ -37,14 +39,22 @@ def memory(config: Config) -> dict[str, int]:
         copies = 2 if name == "classifier" else 3  # weights and what SGD or Adam keep of them
         parts[f"{name}: weights, optimiser"] = clients * network.size * 4 * copies
         parts[f"{name}: gradients of a chunk"] = chunk * network.size * 4 * 3
-        parts[f"{name}: a step's activations"] = chunk * batch * activations(network, setup)
+        parts[f"{name}: a step's activations"] = chunk * batch * _activations(network, setup)
         steps = config.generator.iterations or config.classifier.iterations
         parts[f"{name}: a round's batches"] = chunk * batch * steps * data.train_images[0].size * 4 * 3
     return parts
 
 
-def activations(network: Network, setup: Setup) -> int:
-    """Bytes that one sample's forward pass leaves for the backward pass: about every layer's output."""
+def _activations(network: Network | Generator, setup: Setup) -> int:
+    """Bytes that one sample's step keeps from its forward passes."""
+    with torch.device("meta"):
+        if isinstance(network, Network):
+            return _activations_of(network, torch.empty(1, 1, *setup.space.shape))
+        return sum(_activations_of(part, *inputs) for part, inputs in network.examples())
+
+
+def _activations_of(network: Network, *inputs: Tensor) -> int:
+    """Bytes that one forward pass leaves for the backward pass: about every layer's output."""
     seen: list[int] = []
 
     def note(module: nn.Module, _: object, out: Tensor) -> None:
@@ -52,12 +62,7 @@ def activations(network: Network, setup: Setup) -> int:
 
     leaves = [m for m in network.module.modules() if not list(m.children())]
     hooks = [m.register_forward_hook(note) for m in leaves]
-    with torch.device("meta"):
-        weights = network.named(torch.empty(1, network.size))
-        inputs = [torch.empty(1, 1, *setup.space.shape)]
-        if network is setup.generator:
-            inputs += [torch.zeros(1, 1, dtype=torch.int64), torch.empty(1, 1, setup.space.classes)]
-        functional_call(network.module, weights, tuple(inputs))
+    functional_call(network.module, network.named(torch.empty(1, network.size)), inputs)
     for hook in hooks:
         hook.remove()
     # Activation functions and normalisations between the layers keep about as much again.

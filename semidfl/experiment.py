@@ -23,7 +23,9 @@ from semidfl.errors import CheckpointError, Stopped
 from semidfl.exchange.base import Counted, Exchange
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.learn.classifier import accuracy
+from semidfl.learn.generator import Generator
 from semidfl.methods import Method, find_method
+from semidfl.models.stacked import Network
 from semidfl.record import checkpoint
 from semidfl.record.folder import RunFolder
 from semidfl.record.images import save_png
@@ -98,10 +100,10 @@ def _split(config: Config, data: Dataset, graph: topology.Topology, kind: type[M
 def _learner(setup: Setup, clients: int, part: str) -> Learner:
     """All clients start from the same weights: averaging needs it."""
     network = setup.classifier if part == "classifier" else setup.generator
-    optimiser = setup.optimiser if part == "classifier" else setup.generator_optimiser
+    start = setup.optimiser.start if part == "classifier" else setup.generator.start
     decay = setup.config.classifier.ema if part == "classifier" else setup.config.generator.ema
     params = network.initial(setup.config.seed).to(setup.device).expand(clients, -1).clone()
-    return Learner(params, optimiser.start(params), params.clone() if decay else None)
+    return Learner(params, start(params), params.clone() if decay else None)
 
 
 def _rounds(config: Config, method: Method, cohort: Cohort, kept: RunFolder, shown: Progress, first: int) -> Result:
@@ -194,7 +196,7 @@ def _checkpoint(config: Config, kept: RunFolder, done: int, cohort: Cohort) -> N
 
 def _save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
     """One file a client and part, with plain names and shapes: any safetensors reader can use them."""
-    parts = {"classifier": (method.setup.classifier, cohort.classifier)}
+    parts: dict[str, tuple[Network | Generator, Learner]] = {"classifier": (method.setup.classifier, cohort.classifier)}
     if cohort.generator is not None:
         parts["generator"] = (method.setup.generator, cohort.generator)
     for part, (network, learner) in parts.items():

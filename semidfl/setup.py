@@ -11,12 +11,13 @@ from semidfl.data.augment import Augment, Strong
 from semidfl.data.dataset import Dataset
 from semidfl.data.shards import Space
 from semidfl.errors import ConfigError
-from semidfl.learn.diffusion import Schedule
+from semidfl.learn.diffusion_model import DiffusionModel
+from semidfl.learn.gan import GAN
+from semidfl.learn.generator import Generator
 from semidfl.learn.optimise import Optimiser
 from semidfl.models.cnn import CNN
 from semidfl.models.resnet import ResNet18
 from semidfl.models.stacked import Network
-from semidfl.models.unet import UNet
 from semidfl.topology import Topology
 
 __all__ = ["Setup", "choose_device"]
@@ -32,10 +33,8 @@ class Setup:
     space: Space
     device: torch.device
     classifier: Network
-    generator: Network
+    generator: Generator
     optimiser: Optimiser
-    generator_optimiser: Optimiser
-    schedule: Schedule
     augment: Augment
     strong: Strong | None
     test_images: Tensor  # (1, n, ch, H, W) uint8
@@ -45,17 +44,15 @@ class Setup:
     def of(cls, config: Config, data: Dataset, graph: Topology) -> "Setup":
         device, space = choose_device(config), Space.of(data)
         compiled = config.compute.compile == "on" or (config.compute.compile == "auto" and device.type == "cuda")
-        c, g = config.classifier, config.generator
+        c = config.classifier
         return cls(
             config,
             graph,
             space,
             device,
             _classifier(config, space, device, compiled),
-            Network(lambda: UNet(space.channels, space.classes, g.width, g.levels), _dtype(config, device), compiled),
+            _generator(config, space, device, compiled),
             Optimiser(c.optimizer, c.lr, c.momentum, c.nesterov, c.weight_decay),
-            Optimiser("adam", g.lr),
-            Schedule.linear(g.steps, device),
             Augment(config.augment.pad, config.augment.flip),
             Strong(config.augment.pad, config.augment.flip, config.augment.strong) if config.augment.strong else None,
             torch.from_numpy(data.test_images).to(device)[None],
@@ -67,7 +64,7 @@ class Setup:
         """The shared test images of the adatest ablation."""
         return self.test_images[:, :_PROBE], self.test_labels[:, :_PROBE]
 
-    def chunk(self, network: Network, clients: int) -> int:
+    def chunk(self, network: Network | Generator, clients: int) -> int:
         """How many clients to run as one stacked network: the one place where that is chosen."""
         compute = self.config.compute
         if compute.deterministic:
@@ -92,6 +89,14 @@ def _classifier(config: Config, space: Space, device: torch.device, compiled: bo
         raise ConfigError(f"classifier.model = 'cnn' needs images of at least 4x4, not {space.height}x{space.width}")
     # The CNN is too small to gain from bf16.
     return Network(lambda: CNN(space.channels, space.height, space.width, space.classes), torch.float32, compiled)
+
+
+def _generator(config: Config, space: Space, device: torch.device, compiled: bool) -> Generator:
+    dtype = _dtype(config, device)
+    if config.generator.kind == "gan":
+        return GAN.of(config.generator, space, dtype, compiled)
+    # With "none", too: shapes alone cost nothing, and no method then asks for more.
+    return DiffusionModel.of(config.generator, space, device, dtype, compiled)
 
 
 def _dtype(config: Config, device: torch.device) -> torch.dtype:

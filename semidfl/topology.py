@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from semidfl.config import GraphConfig
 from semidfl.errors import TopologyError, nearest
+from semidfl.plugins import find_plugin
 
 __all__ = ["TOPOLOGIES", "Topology", "build"]
 
@@ -64,24 +65,34 @@ def build(config: GraphConfig, seed: int) -> Topology:
     if config.topology in _RANDOM:
         neighbours = _draw(config, seed)
     else:
-        neighbours = _neighbours(_edges(config), config.clients)
+        neighbours = _neighbours(_edges(config, seed), config.clients)
         _refuse_unconnected(config.topology, neighbours)
     return Topology(config.topology, neighbours, _roles(config))
 
 
-def _edges(config: GraphConfig) -> Edges:
+def _edges(config: GraphConfig, seed: int) -> Edges:
     name, n = config.topology, config.clients
     if name in _PAPER:
         return _paper(name, n)
     if name in _FIXED:
         return _FIXED[name](n)
     # A file is meant by a file that exists, or by what is spelt like a path: "./ring" is a file, "ring" is the ring.
-    if isfile(name) or re.search(r"[/\\.]", name):
+    if isfile(name) or (re.search(r"[/\\.]", name) and ":" not in name):
         return _edge_file(name, n)
+    if (make := find_plugin("topologies", "graph.topology", name)) is not None:
+        return _checked(name, np.array([tuple(edge) for edge in make(n, seed)], dtype=np.int64).reshape(-1, 2), n)
     raise TopologyError(
         f"graph.topology = {name!r} is not known{nearest(name, TOPOLOGIES)}: "
         f"one of {', '.join(TOPOLOGIES)}, or the path of a file of edges"
     )
+
+
+def _checked(name: str, edges: Edges, clients: int) -> Edges:
+    """The edges of a topology of the user's own, if they join clients that exist."""
+    for i, j in edges.tolist():
+        if i == j or not (0 <= i < clients and 0 <= j < clients):
+            raise TopologyError(f"graph.topology = {name!r} gave the edge {i} {j}: clients are 0 to {clients - 1}")
+    return edges
 
 
 # --- edges to neighbours -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Aggregation: Eq. 13 and Eq. 3 in plain Python, on any graph, with any of the neighbours missing."""
+"""Aggregation: Eq. 12 and Eq. 3 in plain Python, on any graph, with any of the neighbours missing."""
 
 import math
 

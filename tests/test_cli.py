@@ -294,7 +294,7 @@ SHORT = ["run", "paper", "--dataset=digits", "--device=cpu", "--threads=1"]  # o
         (["rnu"], ["no command 'rnu'", "did you mean 'run'"]),
         (["run", "pepar"], ["no recipe 'pepar'", "did you mean 'paper'", "demo, paper"]),
         (["run", "missing.toml"], ["cannot read missing.toml", "No such file"]),
-        ([*RUN, "--treshold=1"], ["no field 'treshold'", "did you mean 'pseudo.threshold'"]),
+        ([*RUN, "--treshold=1"], ["no field 'treshold'", "did you mean 'threshold'"]),
         ([*RUN, "--batch=3"], ["'batch'", "classifier.batch or generator.batch"]),
         ([*RUN, "--seed"], ["--seed needs a value"]),
         ([*RUN, "--seed="], ["seed = ''", "a whole number"]),
@@ -359,16 +359,25 @@ def test_odd_mistakes_are_answered_with_one_line_too(flag: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    "flag",
+    "extremes",
     [
-        "--classifier.iterations=0",  # RuntimeError: cannot reshape
-        "--mixup.beta=100",  # ZeroDivisionError in the quantiles
-        "--classifier.lr=1e6",  # the loss becomes null, and the terminal cannot show it
-        "--pseudo.sharpen=100",  # 0 / 0, the same
+        "--mixup.beta=100 --views=1 --pad=64 --generator.start=1",
+        "--mixup.beta=0 --samples=1 --validation=1 --classifier.batch=1",
+        "--classifier.lr=1e6",  # losses become NaN, null in the metrics
+        "--pseudo.sharpen=100 --data.alpha=1e-9 --levels=6",
+        "--pseudo.threshold=1 --label_dropout=1 --guidance=1 --keep_agreed=true",
+        "--pseudo.start=100 --generator.start=100",
+        "--data.ratio=100 --evaluation.every=100 --evaluation.last=100",
+        "--data.ratio=0.15",  # two labels in all: most classes nobody has
+        "--graph.clients=1 --graph.roles=",
+        "--graph.roles=LLLL --precision=bf16",
+        "--graph.roles=MMMM --weights=adatest --pseudo.kind=vanilla",
     ],
 )
-def test_what_the_config_allows_runs(flag: str) -> None:
-    assert main(["run", "paper", *flags(rounds=1), flag]) == 0
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of clients that get nothing
+def test_what_the_config_allows_runs(extremes: str, tmp_path: Path) -> None:
+    assert main(["run", "paper", *flags(rounds=2), *extremes.split()]) == 0
+    assert len((tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_sampler_with_more_steps_than_noise_levels_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

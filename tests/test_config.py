@@ -23,7 +23,7 @@ from semidfl.errors import ConfigError
 
 # Every number: what is legal in words, values just inside, values just outside.
 NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
-    "seed": ("from 0", [0, 1, 2**63 - 1], [-1, 2**63]),
+    "seed": ("from 0 to below 2^63", [0, 1, 2**63 - 1], [-1, 2**63]),
     "rounds": ("at least 1", [1, 10**9], [0, -1]),
     "data.ratio": ("above 0 and at most 100", [0.001, 100.0], [0, -1, 100.1]),
     "data.alpha": ("above 0", [1e-6, 1e6], [0, -1]),
@@ -31,7 +31,8 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "graph.degree": ("at least 1", [1, 100], [0, -1]),
     "graph.probability": ("from 0 to 1", [0.0, 1.0], [-0.1, 1.1]),
     "augment.pad": ("from 0 to 64", [0, 64], [-1, 65]),
-    "classifier.iterations": ("at least", [1, 1000], [-1]),
+    "augment.strong": ("from 0 to 2", [0.0, 2.0], [-0.1, 2.1]),
+    "classifier.iterations": ("at least 1", [1, 1000], [0, -1]),
     "classifier.batch": ("at least 1", [1, 1000], [0, -1]),
     "classifier.lr": ("at least 0", [0.0, 10.0], [-0.1]),
     "classifier.momentum": ("from 0 to below 1", [0.0, 0.999], [-0.1, 1]),
@@ -45,9 +46,10 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "generator.iterations": ("at least 0", [0, 200], [-1]),
     "generator.batch": ("at least 1", [1, 1000], [0]),
     "generator.lr": ("at least 0", [0.0, 1.0], [-1e-3]),
-    "generator.width": ("a multiple of 8 from 8", [8, 256], [0, 4, 12, -8]),
+    "generator.gan_lr": ("at least 0", [0.0, 1.0], [-1e-3]),
+    "generator.width": ("a multiple of 8 from 8 to 4096", [8, 4096], [0, 4, 12, -8, 4104]),
     "generator.levels": ("from 1 to 6", [1, 6], [0, 7]),
-    "generator.steps": ("from 2 to 100000", [2, 10**5], [1, 10**5 + 1]),
+    "generator.steps": ("from 3 to 10000", [21, 10**4], [2, 10**4 + 1]),  # and above sampler_steps
     "generator.label_dropout": ("from 0 to 1", [0.0, 1.0], [-0.1, 1.1]),
     "generator.ema": ("from 0 to below 1", [0.0, 0.999], [-0.1, 1]),
     "generator.start": ("at least 1", [1, 100], [0]),
@@ -56,7 +58,7 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "generator.validation": ("at least 1", [1, 10**5], [0]),
     "generator.sampler_steps": ("from 2 to 1000", [2, 19], [1, 1001]),
     "generator.guidance": ("at least 0", [0.0, 20.0], [-1]),
-    "mixup.beta": ("at least 0", [0.0, 2.0], [-0.5]),
+    "mixup.beta": ("0, or from 0.01 to 1000", [0.01, 1000.0], [-0.5, 0.001, 1001]),
     "evaluation.every": ("at least 1", [1, 100], [0]),
     "evaluation.last": ("at least 1", [1, 100], [0]),
     "compute.chunk": ("at least 0", [0, 100], [-1]),
@@ -233,10 +235,23 @@ def test_types_made_in_python_are_checked_too(values: Any) -> None:
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [("classifier.momentum", 0.99999), ("data.ratio", 1e-10), ("generator.width", 8192), ("pseudo.sharpen", 1e-7)],
+    [("classifier.momentum", 0.99999), ("data.ratio", 1e-10), ("pseudo.sharpen", 1e-7), ("mixup.beta", 0.0)],
 )
 def test_what_the_words_allow_is_legal(path: str, value: float) -> None:
     assert get(override(Config(), {path: value}), path) == value
+
+
+def test_a_sampler_needs_more_noise_levels_than_steps() -> None:
+    words = "generator.sampler_steps = 20 is not legal: it must be below generator.steps = 20"
+    assert words in refusal({"sampler_steps": 20, "steps": 20})
+    together = override(Config(), {"steps": 10, "sampler_steps": 9})  # although 10 alone is not legal
+    assert (together.generator.steps, together.generator.sampler_steps) == (10, 9)
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: other scripts' spaces are taken for control characters")
+@pytest.mark.parametrize("space", ["\u00a0", "\u3000"])
+def test_a_space_of_another_script_is_no_control_character(space: str) -> None:
+    assert override(Config(), {"dataset": f"a{space}b.npz"}).data.dataset == f"a{space}b.npz"
 
 
 # --- names of fields --------------------------------------------------------------------------------------------------
@@ -285,7 +300,7 @@ def legal_values(path: str) -> st.SearchStrategy[Any]:
     if path == "graph.roles":
         return st.text("LMU")
     # Quotes, backslashes, other scripts; no control characters.
-    text = st.text(st.characters(exclude_categories=["C"]))
+    text = st.text(st.characters(exclude_categories=["C", "Z"]))
     return text.map(lambda s: "n" + s.replace("/", "")) if path == "name" else text
 
 

@@ -14,6 +14,7 @@ from semidfl.methods import find_method
 # What the paper's runs on all data sets share.
 PAPER = {
     "rounds": 500,
+    "variant": "paper",
     "graph.topology": "fig1",
     "graph.clients": 10,
     # 1. neighbourhood pseudo-labelling
@@ -31,6 +32,7 @@ PAPER = {
     "generator.iterations": 0,  # E
     "generator.batch": 10,
     "generator.lr": 1e-3,
+    "generator.gan_lr": 2e-4,  # of the ablation
     "generator.width": 64,
     "generator.levels": 3,  # two downsamplings
     "generator.steps": 1000,
@@ -134,7 +136,7 @@ def test_a_run_is_named_after_its_arguments(arguments: dict[str, Any], name: str
     assert recipes.paper(**arguments).name == name
 
 
-@given(*(st.text(st.characters(exclude_categories=["C"])) for _ in range(3)))
+@given(*(st.text(st.characters(exclude_categories=["C", "Z"])) for _ in range(3)))
 def test_any_path_makes_a_legal_name(dataset: str, topology: str, method: str) -> None:
     config = recipes.paper(dataset, topology=topology, method=method)  # a name that is no folder's is refused
     assert from_toml(to_toml(config)) == config

@@ -15,6 +15,7 @@ from semidfl.data.dataset import Dataset, Images, Labels, load_npz
 from semidfl.data.fetch import Origin, RawFile, fetch
 from semidfl.data.formats import optional, parse_batch, parse_idx
 from semidfl.errors import DataError, nearest
+from semidfl.plugins import find_plugin
 
 __all__ = ["Available", "Report", "available", "cache_folder", "check", "get", "load", "outline"]
 
@@ -74,6 +75,8 @@ def load(name_or_path: str) -> Dataset:
     """The data set of this name, fetched if need be, or the one in this `.npz`."""
     if name_or_path.lower().endswith(".npz"):
         return load_npz(Path(name_or_path).expanduser())
+    if name_or_path not in CATALOGUE and (make := find_plugin("datasets", "data.dataset", name_or_path)) is not None:
+        return _made(name_or_path, make)
     item = _item(name_or_path)
     arrays = item.read(get(name_or_path))
     return Dataset(name_or_path, *arrays, classes=item.classes, mean=item.mean, std=item.std)
@@ -81,7 +84,7 @@ def load(name_or_path: str) -> Dataset:
 
 def outline(name_or_path: str) -> Dataset:
     """A data set's shape and size without its content, which need not be fetched; an `.npz` is read."""
-    if name_or_path.lower().endswith(".npz"):
+    if name_or_path not in CATALOGUE:
         return load(name_or_path)
     item = _item(name_or_path)
     # Zeros that nobody touches take no memory.
@@ -128,9 +131,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "semidfl"
 
 
+def _made(name: str, make: Callable[[], Dataset]) -> Dataset:
+    """The data set of a function of the user's own."""
+    made = make()
+    if not isinstance(made, Dataset):
+        raise DataError(f"data.dataset = {name!r} gave a {type(made).__name__}, not a semidfl Dataset")
+    return made
+
+
 def _item(name: str) -> Item:
     if name not in CATALOGUE:
-        legal = f"{', '.join(CATALOGUE)}, or the path of an .npz file"
+        legal = f"{', '.join(CATALOGUE)}, the path of an .npz file, or module:function"
         raise DataError(f"there is no data set {name!r}{nearest(name, CATALOGUE)}; legal: {legal}")
     return CATALOGUE[name]
 

@@ -1,11 +1,18 @@
-"""Adaptive aggregation (Eq. 13) and the consensus update (Eq. 3)."""
+"""Adaptive aggregation (Eq. 12) and the consensus update (Eq. 3)."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from semidfl.errors import ConfigError, nearest
 from semidfl.exchange.base import Neighbourhood
+from semidfl.plugins import find_plugin
 
-__all__ = ["adaptive_weights", "equal_weights", "mix"]
+__all__ = ["adaptive_weights", "equal_weights", "find_rule", "mix"]
+
+Rule = Callable[[Tensor, Neighbourhood], Tensor]
+"""(accuracy (M,), neighbourhood) -> weights (C, G), rows that sum to 1 and are 0 where the mask is."""
 
 
 def equal_weights(near: Neighbourhood) -> Tensor:
@@ -14,7 +21,7 @@ def equal_weights(near: Neighbourhood) -> Tensor:
 
 
 def adaptive_weights(accuracy: Tensor, near: Neighbourhood) -> Tensor:
-    """Eq. 13: w_ij = softmax over j in G_i of a_j - mean of a over G_i. accuracy (M,) -> (C, G)."""
+    """Eq. 12: w_ij = softmax over j in G_i of a_j - mean of a over G_i. accuracy (M,) -> (C, G)."""
     a = torch.where(near.mask, accuracy.double()[near.index], 0.0)
     centred = a - _row_sum(a) / near.count[:, None]
     e = torch.where(near.mask, centred.exp(), 0.0)
@@ -41,3 +48,21 @@ def mix(weights: Tensor, near: Neighbourhood, params: Tensor, ordered: bool) -> 
     dense = torch.zeros(clients, seen, dtype=torch.float64, device=params.device)
     dense.scatter_add_(1, near.index, weights)
     return dense.float() @ params
+
+
+RULES: dict[str, Rule] = {
+    "constant": lambda accuracy, near: equal_weights(near),
+    "adatest": adaptive_weights,  # the same rule; what differs is what the accuracy was measured on
+    "adagen": adaptive_weights,
+}
+
+
+def find_rule(name: str) -> Rule:
+    """The rule behind a name, of the package or of your own."""
+    found: Rule | None = RULES.get(name) or find_plugin("weights", "aggregation.weights", name)
+    if found is None:
+        legal = ", ".join(RULES)
+        raise ConfigError(
+            f"aggregation.weights = {name!r} is not legal: {legal} or module:function{nearest(name, RULES)}"
+        )
+    return found

@@ -16,9 +16,10 @@ from semidfl.data.augment import Augmentation
 from semidfl.data.shards import Rows, Shards
 from semidfl.draws import Draws
 
-__all__ = ["Batch", "PseudoLabels", "compose", "draw_kept"]
+__all__ = ["GENERATED", "LABELLED", "PSEUDO", "Batch", "PseudoLabels", "compose", "draw_kept"]
 
 SOURCES = 3
+LABELLED, PSEUDO, GENERATED = range(SOURCES)
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,15 @@ class Batch:
         """(C, S): the mean over a client's valid samples, each as far as trusted; all zero where it has none."""
         return self.valid * self.trust / self.valid.sum(1, keepdim=True).clamp(min=1)
 
+    def weights_by_source(self) -> Tensor:
+        """(C, S): the mean over each source by itself, so that the loss is the sum of its parts'."""
+        return self.valid * self.trust * (SOURCES / self.capacity)
+
+    @property
+    def source(self) -> Tensor:
+        """(S,): LABELLED, PSEUDO or GENERATED."""
+        return self.slots // (self.capacity // SOURCES)
+
     def chosen(self, drawn: Tensor) -> Tensor:
         """The present slots of something drawn for all: (C, E, SOURCES x B, …) -> (C, E, S, …)."""
         return drawn if self.slots.shape[0] == self.capacity else drawn[:, :, self.slots]
@@ -81,21 +91,21 @@ def compose(
         place = draws.below(t, f"{purpose} labelled", shards.labelled.count, steps, size)
         index = _gather(shards.labelled.table, place)
         images = augment(shards.images, index, draws, t, f"{purpose} labelled")
-        parts.append((0, images, F.one_hot(shards.labels[index], classes).float(), shards.labelled.count > 0))
+        parts.append((LABELLED, images, F.one_hot(shards.labels[index], classes).float(), shards.labelled.count > 0))
     if pseudo is not None and any(shards.unlabelled.held):
         place = draw_kept(pseudo.kept, draws, t, f"{purpose} pseudo", steps, size)
         index = _gather(shards.unlabelled.table, place)
         images = (strong or augment)(shards.images, index, draws, t, f"{purpose} pseudo")
-        parts.append((1, images, _gather(pseudo.targets, place), pseudo.kept.any(1)))
+        parts.append((PSEUDO, images, _gather(pseudo.targets, place), pseudo.kept.any(1)))
     if synthetic is not None:
         place = draw_kept(synthetic.kept, draws, t, f"{purpose} generated", steps, size)
         labels = F.one_hot(_gather(synthetic.labels, place), classes).float()
-        parts.append((2, _gather(synthetic.images, place), labels, synthetic.kept.any(1)))
+        parts.append((GENERATED, _gather(synthetic.images, place), labels, synthetic.kept.any(1)))
     if not parts:  # nobody here has anything to learn from: one slot without weight keeps the shapes whole
         return _nothing(steps, size, classes, shards)
     slots = torch.cat([torch.arange(size) + source * size for source, *_ in parts])
     one = torch.ones(len(draws), device=draws.keys.device)
-    trust = {1: pseudo.trust} if pseudo is not None and pseudo.trust is not None else {}
+    trust = {PSEUDO: pseudo.trust} if pseudo is not None and pseudo.trust is not None else {}
     return Batch(
         torch.cat([images for _, images, _, _ in parts], dim=2),
         torch.cat([targets for _, _, targets, _ in parts], dim=2),

@@ -1,14 +1,14 @@
-"""The classifier: trained on consensus MixUp batches (Algorithm 1, lines 16 and 17), and judged."""
+"""The classifier: trained on consensus MixUp batches, and judged."""
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from semidfl.cohort import Learner
 from semidfl.data.shards import Space
 from semidfl.draws import Draws
 from semidfl.learn.batch import Batch
 from semidfl.learn.descend import Outcome, descend
+from semidfl.learn.loss import Loss, mean_cross_entropy, soft_cross_entropy
 from semidfl.learn.mixup import mixup, partners
 from semidfl.learn.optimise import Optimiser
 from semidfl.models.stacked import Network
@@ -30,18 +30,26 @@ def train_classifier(
     learner: Learner,
     batch: Batch,
     draws: Draws,
+    per_sample: bool = False,
+    loss: Loss = mean_cross_entropy,
 ) -> Outcome:
-    """E steps on MixUp of the batch; returns parameters, optimiser state, mean loss."""
+    """E steps on MixUp of the batch; returns parameters, optimiser state, mean loss.
+
+    MixUp's lambda is drawn once a batch, or `per_sample`.
+    """
     steps, images, targets = batch.steps, space.normalise(batch.images), batch.targets
     if beta:
         partner = partners(batch.chosen(draws.bits(t, "partner", steps, batch.capacity)), batch.valid)
-        images, targets = mixup(images, targets, draws.beta(t, "lambda", beta, steps), partner)
-    weights = batch.weights()
+        if per_sample:
+            share = batch.chosen(draws.beta(t, "lambda", beta, steps, batch.capacity))
+        else:
+            share = draws.beta(t, "lambda", beta, steps)
+        images, targets = mixup(images, targets, share, partner)
     offset = adjustment * class_shares(batch).clamp(min=_RAREST).log()[:, None]  # (C, 1, K)
 
     def loss_of(params: Tensor, step: int) -> Tensor:
         logits = network(params, images[:, step]) + offset
-        return (soft_cross_entropy(logits, targets[:, step]) * weights).sum(1)
+        return loss(logits, targets[:, step], batch)
 
     return descend(loss_of, optimiser, learner, steps, batch.valid.any(1), scale)
 
@@ -50,11 +58,6 @@ def class_shares(batch: Batch) -> Tensor:
     """(C, K): how often each class is a target in the client's batches of this round."""
     mass = (batch.targets * batch.weights()[:, None, :, None]).sum((1, 2))
     return mass / mass.sum(1, keepdim=True).clamp(min=_RAREST)
-
-
-def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """(…, K) and (…, K) -> (…)."""
-    return -(targets * F.log_softmax(logits, dim=-1)).sum(-1)
 
 
 @torch.no_grad()

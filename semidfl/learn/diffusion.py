@@ -1,4 +1,4 @@
-"""The consensus diffusion model (Eq. 12): learns to name the noise in a noisy image, given its label."""
+"""The consensus diffusion model (Eq. 11): learns to name the noise in a noisy image, given its label."""
 
 from dataclasses import dataclass
 

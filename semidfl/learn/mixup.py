@@ -13,9 +13,12 @@ __all__ = ["mixup", "partners"]
 def mixup(images: Tensor, targets: Tensor, share: Tensor, partner: Tensor) -> tuple[Tensor, Tensor]:
     """x' = lambda x_m + (1 - lambda) x_n, y' likewise, with lambda folded to at least one half.
 
-    images (C, E, S, …), targets (C, E, S, K), share (C, E) is lambda, partner (C, E, S) is n.
+    images (C, E, S, …), targets (C, E, S, K), partner (C, E, S) is n; share is lambda, one a batch (C, E)
+    or one a sample (C, E, S).
     """
-    share = torch.maximum(share, 1 - share)[:, :, None]
+    share = torch.maximum(share, 1 - share)
+    if share.dim() == 2:
+        share = share[:, :, None]
     return _blend(images, share, partner), _blend(targets, share, partner)
 
 

@@ -20,6 +20,7 @@ class Optimiser:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
+    beta1: float = 0.9  # of Adam
 
     def start(self, params: Tensor) -> dict[str, Tensor]:
         """Fresh state for parameters (C, D)."""
@@ -40,7 +41,7 @@ class Optimiser:
             self._adam(params, grad, state, self.lr * scale)
 
     def _adam(self, params: Tensor, grad: Tensor, state: dict[str, Tensor], lr: float) -> None:
-        beta1, beta2, eps = 0.9, 0.999, 1e-8
+        beta1, beta2, eps = self.beta1, 0.999, 1e-8
         steps = state["steps"].add_(1)
         mean = state["mean"].lerp_(grad, 1 - beta1)
         square = state["square"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)

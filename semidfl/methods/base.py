@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from semidfl.cohort import Cohort, Learner, Synthetic, each, take
+from semidfl.data.augment import Augmentation
 from semidfl.data.shards import Rows, Shards
 from semidfl.draws import Draws
 from semidfl.learn.aggregate import equal_weights
 from semidfl.learn.batch import PseudoLabels, compose
 from semidfl.learn.classifier import train_classifier
 from semidfl.learn.descend import Outcome
+from semidfl.learn.loss import Loss, mean_cross_entropy
 from semidfl.learn.optimise import cosine
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class Method:
     """whether every client gets its data with labels"""
     generates = False
     """whether clients train a generator"""
+    mixup_per_sample = False
+    """whether MixUp's lambda is drawn for every sample, or once a batch"""
 
     def __init__(self, setup: "Setup") -> None:
         self.setup = setup
@@ -50,7 +54,7 @@ class Method:
     def train_classifier(self, t: int, cohort: Cohort, pseudo: PseudoLabels | None, log: "RoundLog") -> None:
         """phi_i^{t+1/2}, by MixUp of all that the client has."""
         setup, config = self.setup, self.setup.config
-        c, beta = config.classifier, self.mixup_beta()
+        c, beta, loss, strong = config.classifier, self.mixup_beta(), self.loss(t), self.strong()
         scale = cosine(t, config.rounds) if c.schedule == "cosine" else 1.0
 
         def train(
@@ -58,7 +62,7 @@ class Method:
         ) -> Outcome:
             classes = setup.space.classes
             batch = compose(
-                t, "classify", c.iterations, c.batch, setup.augment, classes, shards, draws, some, made, setup.strong
+                t, "classify", c.iterations, c.batch, setup.augment, classes, shards, draws, some, made, strong
             )
             return train_classifier(
                 t,
@@ -71,6 +75,8 @@ class Method:
                 learner,
                 batch,
                 draws,
+                self.mixup_per_sample,
+                loss,
             )
 
         everyone = list(range(len(cohort.ids)))
@@ -85,6 +91,14 @@ class Method:
     def mixup_beta(self) -> float:
         """The base trains on samples as they are."""
         return 0.0
+
+    def loss(self, t: int) -> Loss:
+        """What the classifier's training makes small: one cross-entropy over all that the client has."""
+        return mean_cross_entropy
+
+    def strong(self) -> Augmentation | None:
+        """How pseudo-labelled samples are augmented for training; None: as all others."""
+        return self.setup.strong
 
     def judge(self, cohort: Cohort) -> Tensor | None:
         """a_i (C,): how good each classifier is, or nothing while that is not known."""

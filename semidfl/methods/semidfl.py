@@ -10,23 +10,27 @@ from semidfl.cohort import Cohort, Learner, Synthetic, each, take
 from semidfl.data.shards import Shards
 from semidfl.draws import Draws
 from semidfl.exchange.base import Neighbourhood
-from semidfl.learn.aggregate import adaptive_weights, equal_weights
+from semidfl.learn.aggregate import equal_weights, find_rule
+from semidfl.learn.align import Shares, aligned, mean_prediction
 from semidfl.learn.batch import PseudoLabels, compose
 from semidfl.learn.classifier import accuracy, probabilities
 from semidfl.learn.descend import Outcome
-from semidfl.learn.diffusion import from_signal, train_diffusion
 from semidfl.learn.pseudo_label import Labeller, class_thresholds, qualified_counts, sharpen, teachers
-from semidfl.learn.sampler import guided, solve
 from semidfl.methods.base import Method, learning_rows, update_rows
 
 if TYPE_CHECKING:
     from semidfl.exchange.base import Exchange
     from semidfl.record.log import RoundLog
+    from semidfl.setup import Setup
 
 __all__ = ["SemiDFL"]
 
 
 class SemiDFL(Method):
+    def __init__(self, setup: "Setup") -> None:
+        super().__init__(setup)
+        self._rule = find_rule(setup.config.aggregation.weights)
+
     @property
     def generates(self) -> bool:  # type: ignore[override]
         return self.setup.config.generator.kind != "none"
@@ -37,7 +41,9 @@ class SemiDFL(Method):
         if t < config.start:
             return None
         rows = [i for i, held in enumerate(cohort.shards.unlabelled.held) if held]
-        p = self._predict(t, cohort, exchange, rows)  # (C, n, K)
+        p = self._predict(t, cohort, exchange, rows)  # Eq. 5 or 7: (C, n, K)
+        ratio = self._ratio(t, cohort, exchange, p) if config.align else None
+        p = self._sharpened(p, ratio, cohort.shards)  # Eq. 6
         valid = cohort.shards.unlabelled.valid()
         counts = qualified_counts(p, valid, config.threshold)  # Eq. 8
         if config.kind == "npl":
@@ -62,7 +68,7 @@ class SemiDFL(Method):
         return PseudoLabels(targets, kept, trust)
 
     def _predict(self, t: int, cohort: Cohort, exchange: "Exchange", rows: list[int]) -> Tensor:
-        """Sharpened predictions of every unlabelled sample (C, n, K); zeros for clients that have none."""
+        """Mean prediction over the views of every unlabelled sample (C, n, K); even where there is none."""
         setup, config, own = self.setup, self.setup.config.pseudo, cohort.classifier.best
         if config.kind == "npl":
             shared = exchange.share(t, "classifiers", {"classifier": own})
@@ -72,7 +78,7 @@ class SemiDFL(Method):
             near, seen = Neighbourhood.alone(len(cohort.ids), setup.device), own
         n = cohort.shards.unlabelled.table.shape[1]
         chosen = teachers(t, config.views, near, cohort.draws, n if config.npl_draw == "sample" else 0)
-        p = torch.zeros(len(cohort.ids), n, setup.space.classes, device=setup.device)
+        p = torch.full((len(cohort.ids), n, setup.space.classes), 1 / setup.space.classes, device=setup.device)
         if not rows:
             return p
         size = setup.chunk(setup.classifier, len(rows))
@@ -81,15 +87,44 @@ class SemiDFL(Method):
         def predict(own: Tensor, shards: Shards, draws: Draws, *chosen: Tensor) -> Tensor:
             width = shards.unlabelled.table.shape[1]
             local = [c if c.dim() == 1 else c[:, :width] for c in chosen]
-            q = sharpen(labeller(t, own, seen, local, shards, draws), config.sharpen)
-            return F.pad(q, (0, 0, 0, n - width))
+            q = labeller(t, own, seen, local, shards, draws)
+            return F.pad(q, (0, 0, 0, n - width), value=1 / setup.space.classes)
 
         args = [take(x, rows) for x in (own, cohort.shards, cohort.draws, *chosen)]
         p[rows] = each(predict, size, *args)
         return p
 
+    def _sharpened(self, p: Tensor, ratio: Tensor | None, shards: Shards) -> Tensor:
+        """Eq. 6, after alignment where that is asked for."""
+
+        def finish(p: Tensor, shards: Shards, *ratio: Tensor) -> Tensor:
+            own = trimmed(p, shards)
+            q = sharpen(aligned(own, *ratio) if ratio else own, self.setup.config.pseudo.sharpen)
+            return F.pad(q, (0, 0, 0, p.shape[1] - own.shape[1]))
+
+        size = self.setup.chunk(self.setup.classifier, len(p))
+        return each(finish, size, p, shards, *([] if ratio is None else [ratio]))
+
+    def _ratio(self, t: int, cohort: Cohort, exchange: "Exchange", p: Tensor) -> Tensor:
+        """(C, K): how far labels outnumber predictions in the network, as far as gossip knows."""
+        setup, held = self.setup, cohort.shards
+        keep = {name.removeprefix("shares."): x for name, x in cohort.memory.items() if name.startswith("shares.")}
+        if not keep:
+            labels = F.one_hot(held.labels[held.labelled.table], setup.space.classes) * held.labelled.valid()[..., None]
+            keep = vars(Shares.start(labels.sum(1).float()))
+        size = setup.chunk(setup.classifier, len(cohort.ids))
+        now: Tensor = each(lambda q, s: mean_prediction(trimmed(q, s), s.unlabelled.valid()), size, p, held)
+        own = torch.where(held.unlabelled.count[:, None] > 0, now, keep["own"])
+        shares = Shares(**keep).moved(own)
+        seen = exchange.share(t, "shares", {"predicted": shares.predicted, "labelled": shares.labelled})
+        near = Neighbourhood.of(setup.graph, cohort.ids, seen.ids, setup.device)
+        shares = shares.averaged(seen.tensors["predicted"], seen.tensors["labelled"], near)
+        cohort.memory |= {f"shares.{name}": x for name, x in vars(shares).items()}
+        ratio: Tensor = each(lambda s: s.ratio(setup.graph.clients), size, shares)
+        return ratio
+
     def train_generator(self, t: int, cohort: Cohort, pseudo: PseudoLabels | None, log: "RoundLog") -> None:
-        """Eq. 12, on labelled and pseudo-labelled samples."""
+        """Eq. 11, on labelled and pseudo-labelled samples."""
         if cohort.generator is None:
             return
         setup, g = self.setup, self.setup.config.generator
@@ -98,9 +133,7 @@ class SemiDFL(Method):
         def train(learner: Learner, shards: Shards, draws: Draws, some: PseudoLabels | None) -> Outcome:
             classes = setup.space.classes
             batch = compose(t, "diffuse", steps, g.batch, setup.augment, classes, shards, draws, some, None)
-            return train_diffusion(
-                t, setup.generator, setup.generator_optimiser, setup.schedule, g.label_dropout, learner, batch, draws
-            )
+            return setup.generator.train(t, learner, batch, draws)
 
         if g.all_images:
             pseudo = _of_any_class(pseudo, cohort.shards, setup.space.classes)
@@ -123,28 +156,13 @@ class SemiDFL(Method):
         params = cohort.generator.best
         size = setup.chunk(setup.generator, len(cohort.ids))
         limit = setup.limit(size) // 4  # a UNet's sample is dearer than a classifier's
-        images = each(lambda p, draws: self._draw(t, p, labels, draws, limit), size, params, cohort.draws)
+        images = each(lambda p, draws: setup.generator.sample(t, p, labels, draws, limit), size, params, cohort.draws)
         (train, check), (asked, truth) = (
             x.split([g.samples, g.validation], dim=1) for x in (images, labels.repeat(len(cohort.ids), 1))
         )
         kept = self._agreed(cohort, train, asked) if g.keep_agreed else torch.ones_like(asked, dtype=torch.bool)
         cohort.synthetic = Synthetic(train, asked, kept, check, truth)
         log["generated_kept"] = kept.sum(1)
-
-    def _draw(self, t: int, params: Tensor, labels: Tensor, draws: Draws, limit: int) -> Tensor:
-        """(C, n, ch, H, W) uint8, in equal passes so that one compiled shape serves all."""
-        setup, g = self.setup, self.setup.config.generator
-        noise = draws.normal(t, "generate", len(labels), *setup.space.shape)
-        wanted = F.one_hot(labels, setup.space.classes).float().expand(params.shape[0], -1, -1)
-        passes = -(-len(labels) // max(1, limit))
-        step = -(-len(labels) // passes)
-        short = step * passes - len(labels)
-        noise, wanted = F.pad(noise, (0, 0) * 3 + (0, short)), F.pad(wanted, (0, 0, 0, short))
-        parts = []
-        for some, label in zip(noise.split(step, 1), wanted.split(step, 1), strict=True):
-            network = guided(lambda x, level, y: setup.generator(params, x, level, y), label, g.guidance)
-            parts.append(from_signal(solve(network, some, setup.schedule, g.sampler_steps)))
-        return torch.cat(parts, dim=1)[:, : len(labels)]
 
     def _agreed(self, cohort: Cohort, images: Tensor, labels: Tensor) -> Tensor:
         """(C, n): where the client's own classifier sees the class that was asked for."""
@@ -183,13 +201,18 @@ class SemiDFL(Method):
         )
 
     def weights(self, near: Neighbourhood, accuracy: Tensor | None) -> Tensor:
-        """Eq. 13."""
-        return equal_weights(near) if accuracy is None else adaptive_weights(accuracy, near)
+        """Eq. 12."""
+        return equal_weights(near) if accuracy is None else self._rule(accuracy, near)
 
     def after_mixing(self, t: int, cohort: Cohort) -> None:
         cohort.classifier.follow(self.setup.config.classifier.ema)
         if cohort.generator is not None:
             cohort.generator.follow(self.setup.config.generator.ema)
+
+
+def trimmed(p: Tensor, shards: Shards) -> Tensor:
+    """Without the padding that other clients' longer lists ask for: (C, n, …) -> (C, longest here, …)."""
+    return p[:, : shards.unlabelled.table.shape[1]]
 
 
 def _of_any_class(pseudo: PseudoLabels | None, shards: Shards, classes: int) -> PseudoLabels:

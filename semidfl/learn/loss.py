@@ -1,0 +1,48 @@
+"""What training makes small: one number a client, from the logits of a batch.
+
+The sources of a batch are weighed together (one mean over all samples) or by themselves (a mean for each, then
+the sum), as the method's publication has it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from semidfl.learn.batch import PSEUDO, Batch
+
+__all__ = ["Loss", "cross_entropy_by_source", "entropy_and_distance", "mean_cross_entropy", "soft_cross_entropy"]
+
+Loss = Callable[[Tensor, Tensor, Batch], Tensor]
+"""(logits (C, S, K), targets (C, S, K), the batch they are of) -> (C,)."""
+
+
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """(…, K) and (…, K) -> (…); a target of zeros has no loss."""
+    return -(targets * F.log_softmax(logits, dim=-1)).sum(-1)
+
+
+def mean_cross_entropy(logits: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+    """SemiDFL, line 17: one mean over all samples of a client."""
+    return (soft_cross_entropy(logits, targets) * batch.weights()).sum(1)
+
+
+def cross_entropy_by_source(logits: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+    """FixMatch and FlexMatch (Zhang et al. 2021, Eq. 8 and L = L_s + L_u): a mean for each source, then the sum.
+
+    A sample under its threshold has a target of zeros: it adds nothing, but counts in the mean.
+    """
+    return (soft_cross_entropy(logits, targets) * batch.weights_by_source()).sum(1)
+
+
+def entropy_and_distance(logits: Tensor, targets: Tensor, batch: Batch, weight: float) -> Tensor:
+    """MixMatch (Berthelot et al. 2019, Eq. 3 to 5): L_X + lambda_U L_U.
+
+    L_X is the cross-entropy of what was labelled; L_U the squared distance of the probabilities, averaged over the
+    classes, of what was guessed: unlike the cross-entropy it is bounded, so a wrong guess does less harm.
+    """
+    entropy = soft_cross_entropy(logits, targets)  # Eq. 3
+    distance = (logits.softmax(-1) - targets).square().mean(-1)  # Eq. 4
+    losses = torch.where(batch.source == PSEUDO, weight * distance, entropy)
+    return (losses * batch.weights_by_source()).sum(1)  # Eq. 5

@@ -1,0 +1,251 @@
+"""`semidfl reproduce`: a table or figure of the paper, end to end.
+
+It runs what is missing and skips what is done: a run lies in RUNS/HASH, named by the hash of its config, and is done
+when its summary.json is there. Stopped at any moment, the same command goes on where it was.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from semidfl.config import Config, config_hash, full_path, leaves, override, to_toml
+from semidfl.data.sources import outline
+from semidfl.errors import CheckpointError, ConfigError, RunFolderError, SemiDFLError, Stopped
+from semidfl.experiment import resume, run
+from semidfl.overall import Forecast, Overall
+from semidfl.record import checkpoint
+from semidfl.record.atomic import explain, replacing
+from semidfl.record.folder import RunFolder
+from semidfl.report.extras import need
+from semidfl.report.plans import KINDS, Cell, Options, Plan, find_kind, make_plan
+from semidfl.report.published import published
+from semidfl.report.tables import Entry, Table, csv_text, latex, markdown, score
+from semidfl.terminal import Progress
+
+__all__ = ["HELP", "options_of", "reproduce"]
+
+HELP = f"""usage: semidfl reproduce NAME [--option value …]
+
+names: {", ".join(KINDS)}
+
+  --dataset NAME,…     mnist, fashion-mnist, cifar10, digits (not in the paper: r = 5, 2) or an .npz; may be repeated
+  --ratio R,…          labelled share in percent
+  --alpha A,…          skew of the classes
+  --method NAME,…      of those that are compared
+  --seeds N            seeds 0 to N-1 (3)
+  --recipe NAME        paper (default) or tuned
+  --rounds N           fewer or more than the recipe's
+  --out DIR            where the tables and figures go (results)
+  --runs DIR           where the runs are kept (runs/reproduce)
+  --section.field X    any field of `semidfl run --help`, for every run
+
+What is done is not run again; stopped, the same command goes on."""
+
+_LISTS = {"data.dataset": "datasets", "data.ratio": "ratios", "data.alpha": "alphas", "method": "methods"}
+_MOST_SEEDS = 1000
+
+
+def options_of(pairs: Iterable[tuple[str, str]]) -> Options:
+    """The options from flags without their dashes; lists may be parted by commas or given as several flags."""
+    found: dict[str, Any] = {}
+    values: dict[str, str] = {}
+    for name, value in pairs:
+        if name in _PLAIN:
+            found[name] = _PLAIN[name](value)
+        elif (path := full_path(name)) in _LISTS:
+            found[_LISTS[path]] = tuple(dict.fromkeys([*found.get(_LISTS[path], ()), *_listed(path, value)]))
+        elif path in ("seed", "name"):
+            raise ConfigError(f"--{path} cannot be set for all runs at once; --seeds N runs seeds 0 to N-1")
+        else:
+            values[path] = value
+    override(Config(), values)  # refuses what is not legal, before anything runs
+    return Options(**found, values=values)
+
+
+def _listed(path: str, value: str) -> tuple[Any, ...]:
+    """The items of a list, typed and checked like the config's field."""
+    words = [word.strip() for word in value.split(",")]
+    return tuple(dict(leaves(override(Config(), {path: word})))[path] for word in words)
+
+
+def _seeds(value: str) -> int:
+    if not (value.isdecimal() and 1 <= int(value) <= _MOST_SEEDS):
+        raise ConfigError(f"--seeds = {value!r} is not legal: it must be a whole number from 1 to {_MOST_SEEDS}")
+    return int(value)
+
+
+_PLAIN: dict[str, Callable[[str], Any]] = {"seeds": _seeds, "recipe": str, "out": Path, "runs": Path}
+
+
+def reproduce(name: str, options: Options, command: str) -> list[Path]:
+    """Runs what is missing and writes the table and the figure; returns their files."""
+    plan = make_plan(name, options)
+    if name.startswith("figure"):
+        need("matplotlib")  # not after hours of training
+    if not find_kind(name).runs:
+        return _drawn(name, options)
+    _writable(options.out)
+    try:
+        run_missing(plan, options.runs)
+    except (Stopped, KeyboardInterrupt) as stopped:
+        files = _write(plan, options, command)
+        missing = sum(finished(options.runs / key) is None for key in plan.runs())
+        text = f"stopped; {missing} of {len(plan.runs())} runs are not done, the table so far is in {files[0]}"
+        raise Stopped(f"{text}\ngo on with: {command}") from stopped
+    return _write(plan, options, command)
+
+
+def run_missing(plan: Plan, runs: Path) -> None:
+    """Runs every config of a plan that has no summary yet."""
+    forecast, todo = Forecast(), []
+    for key, config in plan.runs().items():
+        if (summary := finished(runs / key)) is None:
+            todo.append(config)
+        else:
+            forecast.learn(config, summary["seconds"])
+    total = len(plan.runs())
+    with Overall(todo, total, forecast) as overall:
+        overall.say(f"{plan.name}: {total} runs, {total - len(todo)} of them done; they are kept in {runs}")
+        for config in todo:
+            summary = _run_one(config, runs / config_hash(config), overall.of(config))
+            overall.done(config, summary["seconds"], summary["accuracy"] or 0)
+
+
+def finished(folder: Path) -> dict[str, Any] | None:
+    """The summary of a run that has ended, else nothing."""
+    try:
+        summary: dict[str, Any] = dict(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise RunFolderError(f"{folder / 'summary.json'} cannot be read ({error}): remove it to run anew") from None
+    if summary.get("config") != folder.name:
+        raise RunFolderError(f"{folder} holds a run of another config ({summary.get('config')}): remove it")
+    return summary
+
+
+def _run_one(config: Config, folder: Path, progress: Progress) -> dict[str, Any]:
+    if _resumable(folder):
+        with RunFolder.open(folder) as kept:
+            # The hash leaves out where and how a run is computed: that is as asked for now.
+            kept.write_text("config.toml", to_toml(config))
+        result = resume(folder, progress)
+    else:
+        result = run(config, folder, overwrite=True, progress=progress)
+    # Two states of all clients and their optimisers: gigabytes a run, and of no use once it has ended.
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return result.summary
+
+
+def _resumable(folder: Path) -> bool:
+    if not (folder / "config.toml").is_file():
+        return False
+    try:
+        checkpoint.load_latest(folder / "checkpoints")
+    except CheckpointError:
+        return False
+    return True
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def _write(plan: Plan, options: Options, command: str) -> list[Path]:
+    """The table in three formats, and for a figure the figure too, of whatever is done."""
+    table = _table(plan, options, command)
+    stem = _stem(plan.name, options)
+    texts = {".md": markdown(table), ".csv": csv_text(table), ".tex": latex(table)}
+    files = [_write_text(stem.with_name(stem.name + suffix), text) for suffix, text in texts.items()]
+    if plan.name.startswith("figure"):
+        from semidfl.report.figures import accuracy_figure, save
+
+        axis = plan.name.removeprefix("figure-")
+        files += save(accuracy_figure(table.entries, axis), stem)
+    return files
+
+
+def _stem(name: str, options: Options) -> Path:
+    """Other data sets and recipes go to other files: so results do not overwrite each other."""
+    words = [name, *(Path(dataset).stem for dataset in options.datasets)]
+    return options.out / "-".join(words + [options.recipe] * (options.recipe != "paper"))
+
+
+def _table(plan: Plan, options: Options, command: str) -> Table:
+    found = {key: finished(options.runs / key) for key in plan.runs()}
+    summaries = {key: summary for key, summary in found.items() if summary is not None}
+    entries = tuple(_entry(plan, cell, summaries) for cell in plan.cells)
+    return Table(f"{plan.title} ({plan.name})", plan.heads, entries, _notes(plan, entries, found, command))
+
+
+def _entry(plan: Plan, cell: Cell, summaries: dict[str, dict[str, Any]]) -> Entry:
+    done = [summaries[key] for key in map(config_hash, cell.configs) if key in summaries]
+    facts = {
+        "table": plan.name,
+        "row": cell.what,
+        "dataset": cell.dataset,
+        "topology": cell.configs[0].graph.topology,
+        "ratio": cell.ratio,
+        "alpha": cell.alpha,
+        "seconds": f"{sum(s['seconds'] for s in done):.1f}",
+        "runs": " ".join(map(config_hash, cell.configs)),
+    }
+    paper = published(plan.name, cell.what, cell.dataset, cell.ratio, cell.alpha)
+    return Entry(cell.row, cell.column, facts, score(done, len(outline(cell.dataset).classes)), paper)
+
+
+def _notes(
+    plan: Plan, entries: tuple[Entry, ...], found: dict[str, dict[str, Any] | None], command: str
+) -> tuple[str, ...]:
+    done = [summary for summary in found.values() if summary is not None]
+    seeds = max(len(cell.configs) for cell in plan.cells)
+    notes = [
+        "Test accuracy in %, of every client's model after aggregation, mean of the last tests: mean ± standard "
+        "deviation over the clients ± standard deviation over the seeds (sample estimate), "
+        f"{seeds} seed{'s' * (seeds > 1)}. ----- marks a run that did not converge (under 1.5 / classes).",
+    ]
+    if any(entry.paper for entry in entries):
+        notes.append(
+            "Below: the paper's number (mean ± standard deviation over the clients of one run), and ours less it."
+        )
+    if not all(entry.paper for entry in entries):
+        notes.append("The paper has no number for a cell that shows none.")
+    if missing := len(found) - len(done):
+        notes.append(f"**Not complete: {missing} of {len(found)} runs are still missing.**")
+    devices = sorted({f"{s['device']}, torch {s['versions']['torch']}" for s in done}) or ["nothing"]
+    seconds = sum(s["seconds"] for s in done)
+    notes.append(f"`{command}`\n\n{len(done)} runs, {seconds:.0f} s of training on {'; '.join(devices)}.")
+    return tuple(notes)
+
+
+def _drawn(name: str, options: Options) -> list[Path]:
+    """The figures for which nothing is trained."""
+    from semidfl.report import drawings
+    from semidfl.report.figures import save
+
+    if name == "figure-topologies":
+        return save(drawings.topologies_figure(), options.out / name)
+    kind, files = KINDS[name], []
+    graph = override(Config(), options.values).graph
+    for dataset in options.datasets or kind.datasets:
+        for ratio in options.ratios or kind.ratios.get(dataset, kind.ratios["mnist"]):
+            figure = drawings.partition_figure(dataset, ratio, options.alphas or kind.alphas, graph)
+            files += save(figure, options.out / f"{name}-{Path(dataset).stem}-r{ratio:g}")
+    return files
+
+
+def _writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SemiDFLError(explain(folder, error)) from error
+
+
+def _write_text(path: Path, text: str) -> Path:
+    try:
+        with replacing(path) as temp:
+            temp.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SemiDFLError(explain(path, error)) from error
+    return path

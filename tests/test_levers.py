@@ -1,0 +1,180 @@
+"""What goes beyond the paper: strong augmentation, alignment by gossip, logit adjustment, mixed momentum."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from semidfl.config import GraphConfig
+from semidfl.data.augment import Strong
+from semidfl.data.sources import load
+from semidfl.draws import Draws
+from semidfl.exchange.base import Neighbourhood
+from semidfl.exchange.memory import MemoryExchange
+from semidfl.experiment import prepare, train
+from semidfl.learn.align import Shares, aligned, mean_prediction
+from semidfl.learn.batch import Batch
+from semidfl.learn.classifier import class_shares
+from semidfl.methods.semidfl import _of_any_class
+from semidfl.record.log import RoundLog
+from semidfl.topology import build
+from tests.test_rounds import in_blocks, rounds_of, rows_of, ten
+
+CPU = torch.device("cpu")
+
+
+def images(count: int, height: int = 7, width: int = 9) -> torch.Tensor:
+    return torch.randint(1, 256, (count, 2, height, width), generator=torch.Generator().manual_seed(0)).byte()
+
+
+def test_strong_of_no_strength_is_the_identity() -> None:
+    pool = images(5)
+    index = torch.tensor([[4, 0, 2]])
+    same = Strong(pad=0, flip=False, strength=0.0)(pool, index, Draws.of([0], [0], CPU), 1, "x")
+    assert torch.equal(same[0], pool[[4, 0, 2]])
+
+
+def test_strong_takes_pixels_from_where_its_map_says() -> None:
+    """Against a slow bilinear look-up, pixel by pixel, of the affine map of each sample; without the cut-out."""
+    pool, strong = images(1), Strong(pad=1, flip=True, cutout=0.0)
+    draws, index = Draws.of([0], [0], CPU), torch.zeros(1, 6, dtype=torch.int64)
+    found = strong(pool, index, draws, 3, "x")[0]
+    u = draws.uniform(3, "x strong", 6, 9)[0]
+    _, channels, height, width = pool.shape
+    for n in range(6):
+        matrix = strong._maps(2 * u[n : n + 1] - 1, pool.shape)[0].tolist()
+        for y in range(height):
+            for x in range(width):
+                at = [(2 * x + 1) / width - 1, (2 * y + 1) / height - 1, 1.0]
+                sx, sy = (sum(a * b for a, b in zip(row, at, strict=True)) for row in matrix)
+                px, py = ((sx + 1) * width - 1) / 2, ((sy + 1) * height - 1) / 2
+                for c in range(channels):
+                    expected = 0.0
+                    for iy in (math.floor(py), math.floor(py) + 1):
+                        for ix in (math.floor(px), math.floor(px) + 1):
+                            if 0 <= iy < height and 0 <= ix < width:
+                                share = (1 - abs(px - ix)) * (1 - abs(py - iy))
+                                expected += share * float(pool[0, c, iy, ix])
+                    assert abs(float(found[n, c, y, x]) - expected) <= 0.51
+
+
+def test_strong_maps_are_rotations_within_bounds() -> None:
+    v = 2 * torch.rand(500, 9, generator=torch.Generator().manual_seed(1)) - 1
+    maps = Strong(pad=2, flip=False, shear=0.0)._maps(v, torch.Size([500, 1, 8, 8]))
+    zoom = maps[:, :, :2].det().sqrt()
+    assert 0.85 <= float(zoom.min()) < 0.87
+    assert 1.13 < float(zoom.max()) <= 1.15
+    angle = torch.atan2(maps[:, 1, 0], maps[:, 0, 0]).rad2deg()
+    assert 19 < float(angle.abs().max()) <= 20
+    assert float(maps[:, :, 2].abs().max()) <= 2 * 2 / 8  # two pixels of eight, where the image is two wide
+
+
+def test_the_hole_is_a_square_of_its_size() -> None:
+    pool = torch.full((1, 1, 20, 20), 255, dtype=torch.uint8)
+    cut = Strong(pad=0, flip=False, rotation=0, scale=0, shear=0, cutout=0.3)
+    found = cut(pool, torch.zeros(1, 200, dtype=torch.int64), Draws.of([0], [0], CPU), 1, "x")[0, :, 0]
+    sizes = (found == 0).sum((1, 2))
+    assert int(sizes.max()) == 36
+    assert 0 < int(sizes.min()) < 36  # some reach over the edge
+    for image in found[:20]:
+        rows, columns = (image == 0).any(1), (image == 0).any(0)
+        assert int((image == 0).sum()) == int(rows.sum()) * int(columns.sum())
+
+
+def test_alignment_against_a_plain_loop() -> None:
+    p = torch.rand(2, 3, 4).softmax(2)
+    ratio = torch.tensor([[1.0, 2.0, 0.5, 1.0], [3.0, 1.0, 1.0, 0.1]])
+    found = aligned(p, ratio)
+    for c in range(2):
+        for n in range(3):
+            raised = [float(p[c, n, k]) * float(ratio[c, k]) for k in range(4)]
+            assert found[c, n].tolist() == pytest.approx([x / sum(raised) for x in raised], rel=1e-5)
+
+
+def test_mean_prediction_leaves_padding_out() -> None:
+    p = torch.rand(2, 5, 3)
+    valid = torch.tensor([[True, True, False, False, False], [False] * 5])
+    found = mean_prediction(p, valid)
+    torch.testing.assert_close(found[0], p[0, :2].mean(0))
+    assert found[1].tolist() == [0, 0, 0]
+
+
+def test_gossip_finds_the_network_and_follows_it() -> None:
+    """On a regular graph every client's estimate goes to the mean over all, also after the predictions change."""
+    graph = build(GraphConfig("fig1"), 0)
+    near = Neighbourhood.of(graph, range(10), range(10), CPU)
+    counts = torch.zeros(10, 3)
+    counts[0], counts[3] = torch.tensor([4.0, 0, 0]), torch.tensor([0, 2.0, 2.0])
+    shares = Shares.start(counts)
+    for step in range(60):
+        own = torch.rand(10, 3, generator=torch.Generator().manual_seed(step // 30)).softmax(1)
+        shares = shares.moved(own)
+        shares = shares.averaged(shares.predicted, shares.labelled, near)
+        if step % 30 == 29:
+            torch.testing.assert_close(shares.predicted, own.mean(0).expand(10, 3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(shares.labelled, counts.mean(0).expand(10, 3), atol=1e-4, rtol=0)
+    # Eight labels, and fifty more of each class as the prior.
+    expected = torch.tensor([54.0, 52.0, 52.0]) / 158 / own.mean(0)
+    torch.testing.assert_close(shares.ratio(10)[0], expected, atol=1e-3, rtol=1e-3)
+
+
+def test_a_class_without_labels_or_predictions_stays_finite() -> None:
+    shares = Shares(torch.tensor([[1.0, 0.0, -0.01]]), torch.zeros(1, 3), torch.zeros(1, 3))
+    ratio = shares.ratio(5)
+    assert torch.isfinite(ratio).all()
+    assert (ratio > 0).all()
+
+
+def test_class_shares_are_the_weighted_targets() -> None:
+    targets = F.one_hot(torch.tensor([[[0, 1, 1], [0, 2, 2]]]), 3).float()  # (1, 2 steps, 3 slots, 3 classes)
+    valid, trust = torch.tensor([[True, True, False]]), torch.tensor([[1.0, 0.5, 1.0]])
+    batch = Batch(torch.zeros(1, 2, 3, 1, 4, 4, dtype=torch.uint8), targets, valid, trust, torch.arange(3), 3)
+    # Slot 0: class 0 twice, weight 1; slot 1: classes 1 and 2, weight 1/2; slot 2 does not count.
+    assert class_shares(batch).tolist() == [pytest.approx([2 / 3, 1 / 6, 1 / 6])]
+
+
+def test_logit_adjustment_changes_training_only_where_classes_are_skewed() -> None:
+    plain, shifted = (rounds_of(ten(rounds=1, classifier__logit_adjustment=x, method="dfl-lb"))[1] for x in (0, 1))
+    assert not torch.equal(plain.classifier.params[0], shifted.classifier.params[0])
+
+
+def test_mixed_momentum_is_the_neighbourhoods_mean() -> None:
+    config = ten(method="dfl-lb", rounds=1, aggregation__momentum=True)
+    method, cohort = prepare(config, load("digits"))
+    method.train_classifier(1, cohort, None, RoundLog(1, CPU))
+    local = cohort.classifier.optimiser["velocity"]
+    method, cohort = prepare(config, load("digits"))
+    record = next(iter(train(config, method, cohort, MemoryExchange(cohort.ids))))
+    torch.testing.assert_close(cohort.classifier.optimiser["velocity"][7], local[[0, 2, 3, 6, 7]].mean(0))
+    assert record["bytes_sent"]["models"][0] == 2 * 4 * 4 * method.setup.classifier.size  # twice the classifier
+
+
+def test_unqualified_images_train_the_generator_without_a_class() -> None:
+    _, cohort = prepare(ten(), load("digits"))
+    every = _of_any_class(None, cohort.shards, 10)
+    assert every.kept.sum(1).tolist() == list(cohort.shards.unlabelled.held)
+    assert torch.count_nonzero(every.targets) == 0
+
+
+def test_all_levers_together_give_the_same_bits_wherever_clients_are() -> None:
+    levers = {
+        "pseudo__align": True,
+        "pseudo__masked": True,
+        "pseudo__labels": "hard",
+        "pseudo__sharpen": 1.7,
+        "augment__strong": 1.0,
+        "classifier__logit_adjustment": 0.5,
+        "classifier__ema": 0.5,
+        "generator__ema": 0.5,
+        "generator__all_images": True,
+        "generator__keep_agreed": True,
+        "aggregation__momentum": True,
+    }
+    config = ten(compute__deterministic=True, rounds=3, **levers)
+    alone = rows_of(rounds_of(config)[1])
+    spread = in_blocks(config, [[9, 0, 5], [7, 1], [2, 8, 3, 6, 4]])
+    assert "memory.shares.predicted" in alone[0]
+    for client, tensors in alone.items():
+        for name, x in tensors.items():
+            assert torch.equal(x, spread[client][name]), f"client {client}: {name}"

@@ -1,0 +1,425 @@
+"""`semidfl reproduce`: the right runs, each once, whenever it is stopped; and the right numbers in every format."""
+
+import contextlib
+import csv
+import io
+import json
+import math
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small import TINY, tiny
+
+from semidfl import experiment, overall, recipes, reproduce
+from semidfl.cli import main
+from semidfl.config import Config, config_hash, from_toml, override, to_toml
+from semidfl.data.sources import CATALOGUE
+from semidfl.errors import ConfigError, RunFolderError
+from semidfl.overall import Forecast, Overall, describe
+from semidfl.record.folder import RunFolder
+from semidfl.report.plans import KINDS, Options, Plan, make_plan
+from semidfl.reproduce import options_of
+
+QUICK = [f"--{path}={value}" for path, value in TINY.items() if path not in ("name", "data.dataset", "data.ratio")]
+QUICK += ["--classifier.iterations=30", "--pseudo.threshold=0.5"]  # enough to learn something: a dash shows no number
+ONE_CELL = ["reproduce", "table-main", "--dataset=digits", "--ratio=50", "--alpha=100", "--seeds=2", *QUICK]
+TWO_METHODS = [*ONE_CELL, "--method", "dfl-lb", "--method=semidfl"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def plan_of(name: str, **options: Any) -> Plan:
+    return make_plan(name, Options(**options))
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def test_main_table_has_every_cell_and_the_upper_bound_once_an_alpha() -> None:
+    plan = plan_of("table-main")
+    assert len(plan.cells) == 6 * 2 * 6
+    # DFL-UB: 3 data sets, 2 alphas; the others: 6 columns, 2 alphas; all with 3 seeds.
+    assert len(plan.runs()) == 3 * (3 * 2 + 5 * 6 * 2)
+    (cell,) = (c for c in plan.cells if (c.what, c.dataset, c.ratio, c.alpha) == ("flexmatch", "cifar10", 1, 0.1))
+    assert cell.row == ("FlexMatch", "0.1")
+    assert cell.column == "CIFAR-10, r = 1 %"
+    assert [c.seed for c in cell.configs] == [0, 1, 2]
+    expected = recipes.paper("cifar10", 1.0, 0.1, "fig1", "flexmatch", seed=1)
+    assert config_hash(cell.configs[1]) == config_hash(expected)
+    upper = [c for c in plan.cells if c.what == "dfl-ub" and c.dataset == "mnist" and c.alpha == 100]
+    assert [c.ratio for c in upper] == [0.5, 0.1]
+    assert upper[0].configs == upper[1].configs
+
+
+def test_digits_have_their_own_ratios() -> None:
+    plan = plan_of("table-main", datasets=("digits",), seeds=2)
+    assert {(c.ratio, c.alpha) for c in plan.cells} == {(5, 100), (2, 100), (5, 0.1), (2, 0.1)}
+    assert len(plan.cells) == 24
+    assert len(plan.runs()) == 44
+
+
+def test_first_seeds_of_all_cells_come_first() -> None:
+    seeds = [config.seed for config in plan_of("table-main", datasets=("digits",)).runs().values()]
+    assert seeds == sorted(seeds)
+
+
+def test_topology_table_gives_each_data_set_its_graph() -> None:
+    plan = plan_of("table-topology", seeds=1)
+    graphs = {(c.dataset, c.configs[0].graph.topology) for c in plan.cells}
+    assert graphs == {("mnist", "topology1"), ("fashion-mnist", "topology2"), ("cifar10", "topology3")}
+    digits = plan_of("table-topology", datasets=("digits",), seeds=1)
+    assert len(digits.cells) == 3 * 24
+    assert {c.configs[0].graph.topology for c in digits.cells} == {"topology1", "topology2", "topology3"}
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "path", "values"),
+    [
+        ("table-pseudo-labels", "cifar10", "pseudo.kind", ["vanilla", "apl", "npl"]),
+        ("table-mixup", "mnist", "generator.kind", ["none", "gan", "diffusion"]),
+        ("table-aggregation", "fashion-mnist", "aggregation.weights", ["constant", "adatest", "adagen"]),
+    ],
+)
+def test_ablations_differ_in_one_switch(name: str, dataset: str, path: str, values: list[str]) -> None:
+    plan = plan_of(name, seeds=1)
+    assert len(plan.cells) == 4 * 3
+    assert {c.dataset for c in plan.cells} == {dataset}
+    for start in range(0, 12, 3):
+        three = plan.cells[start : start + 3]
+        assert [c.what for c in three] == values
+        plain = recipes.paper(dataset, three[0].ratio, three[0].alpha)
+        assert [config_hash(c.configs[0]) for c in three] == [config_hash(override(plain, {path: v})) for v in values]
+    # Ours, the last, is a cell of the main table too: the run is shared.
+    main_runs = plan_of("table-main", datasets=(dataset,), seeds=1).runs()
+    assert {config_hash(c.configs[0]) for c in plan.cells if c.what == values[-1]} <= set(main_runs)
+
+
+def test_figures_have_the_papers_grids() -> None:
+    alpha, ratio = plan_of("figure-alpha", seeds=1), plan_of("figure-ratio", seeds=1)
+    assert {(c.dataset, c.ratio) for c in alpha.cells} == {("fashion-mnist", 0.5), ("cifar10", 5)}
+    assert {c.alpha for c in alpha.cells} == {100, 10, 1, 0.1, 0.01}
+    assert {c.alpha for c in ratio.cells} == {100}
+    assert [c.ratio for c in ratio.cells if c.what == "semidfl" and c.dataset == "cifar10"] == [5, 4, 3, 2, 1]
+    assert {c.ratio for c in ratio.cells if c.dataset == "fashion-mnist"} == {0.5, 0.4, 0.3, 0.2, 0.1}
+
+
+def test_overrides_reach_every_run() -> None:
+    plan = plan_of("table-mixup", datasets=("digits",), values={"rounds": "7", "classifier.lr": "0.1"})
+    assert {(c.rounds, c.classifier.lr) for c in plan.runs().values()} == {(7, 0.1)}
+
+
+def test_lists_may_be_repeated_or_parted_by_commas() -> None:
+    pairs = [("dataset", "digits,mnist"), ("dataset", "digits"), ("data.ratio", "5"), ("ratio", "2"), ("rounds", "9")]
+    options = options_of([*pairs, ("seeds", "4"), ("out", "there")])
+    assert options.datasets == ("digits", "mnist")
+    assert options.ratios == (5.0, 2.0)
+    assert (options.seeds, options.values, options.out) == (4, {"rounds": "9"}, Path("there"))
+
+
+def test_tuned_recipe_is_used_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(recipes, "tuned", raising=False)
+    with pytest.raises(ConfigError, match="tuned does not exist yet"):
+        plan_of("table-main", recipe="tuned")
+
+    def tuned(**arguments: Any) -> Config:
+        return replace(recipes.paper(**arguments), rounds=77)
+
+    monkeypatch.setattr(recipes, "tuned", tuned, raising=False)
+    assert {c.rounds for c in plan_of("table-main", recipe="tuned", seeds=1).runs().values()} == {77}
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["table-nothing"], [*KINDS]),
+        (["table-main", "--method", "semidlf"], ["semidfl", "dfl-lb", "mixmatch", "did you mean 'semidfl'"]),
+        (["table-main", "--ratio", "0"], ["data.ratio", "above 0 and at most 100"]),
+        (["table-main", "--ratio", "5,x"], ["data.ratio", "'x'", "a number"]),
+        (["table-main", "--alpha", "-1"], ["data.alpha", "above 0"]),
+        (["table-main", "--seeds", "0"], ["--seeds", "from 1 to 1000"]),
+        (["table-main", "--seeds", "two"], ["--seeds", "from 1 to 1000"]),
+        (["table-main", "--rounds", "0"], ["rounds", "at least 1"]),
+        (["table-main", "--recipe", "best"], ["paper, tuned"]),
+        (["table-main", "--dataset", "minst"], ["mnist", "fashion-mnist", "cifar10", "digits", "did you mean"]),
+        (["table-main", "--seed", "3"], ["--seeds"]),
+        (["table-main", "--nothing", "3"], ["there is no field 'nothing'"]),
+        (["table-main", "digits"], ["'digits' stands where"]),
+        (["table-mixup", "--generator.kind", "gan"], ["sets generator.kind itself"]),
+        (["table-topology", "--topology", "ring"], ["sets graph.topology itself"]),
+        (["table-mixup", "--method", "dfl-lb"], ["takes no --method"]),
+        (["figure-partition", "--method", "dfl-lb"], ["takes no --method"]),
+    ],
+)
+def test_bad_input_is_refused_with_the_legal_values(
+    words: list[str], says: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["reproduce", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    for text in says:
+        assert text in printed.err
+    assert not any(tmp_path.iterdir())
+
+
+def test_figures_without_matplotlib_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["reproduce", "figure-alpha", "--dataset=digits"]) == 2
+    assert "pip install 'semidfl[report]'" in capsys.readouterr().err
+
+
+def test_help_names_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in KINDS)
+
+
+def test_an_out_that_is_a_file_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "results").write_text("mine")
+    assert main(TWO_METHODS) == 2
+    assert "not a folder" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+# --- a real table -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Two methods, two seeds, one cell each; and what was printed."""
+    place, printed = tmp_path_factory.mktemp("reproduce"), io.StringIO()
+    with contextlib.chdir(place), contextlib.redirect_stdout(printed):
+        assert main(TWO_METHODS) == 0
+    return place, printed.getvalue()
+
+
+def expected(place: Path, method: str) -> tuple[float, float, float]:
+    """Mean, std over clients and std over seeds of a method, in percent, from the metrics alone."""
+    means, stds = [], []
+    for folder in (place / "runs/reproduce").iterdir():
+        config = from_toml((folder / "config.toml").read_text())
+        if config.method == method:
+            records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            clients = np.mean([r["accuracy"] for r in records if "accuracy" in r][-2:], axis=0) * 100
+            means.append(float(np.mean(clients)))
+            stds.append(float(np.std(clients)))
+    assert len(means) == 2
+    return sum(means) / 2, sum(stds) / 2, abs(means[0] - means[1]) / math.sqrt(2)
+
+
+@pytest.mark.parametrize(("method", "name"), [("dfl-lb", "DFL-LB"), ("semidfl", "SemiDFL")])
+def test_all_formats_hold_the_right_numbers(done: tuple[Path, str], method: str, name: str) -> None:
+    place, _ = done
+    mean, clients, seeds = expected(place, method)
+    results = place / "results"
+    (row,) = (r for r in csv.DictReader((results / "table-main-digits.csv").open()) if r["row"] == method)
+    numbers = [float(row[key]) for key in ("mean", "std_over_clients", "std_over_seeds")]
+    assert numbers == pytest.approx([mean, clients, seeds], abs=1e-4)
+    assert (row["seeds"], row["dataset"], row["ratio"], row["alpha"], row["paper_mean"]) == (
+        "2",
+        "digits",
+        "50.0",
+        "100.0",
+        "",
+    )
+    converged = mean >= 15
+    assert converged or method == "dfl-lb"  # some number must be there to be looked at
+    assert row["converged"] == str(converged).lower()
+    shown = f"{mean:.2f} ± {clients:.2f} ± {seeds:.2f}" if converged else "-----"
+    assert f"| {name} | 100 | {shown} |" in (results / "table-main-digits.md").read_text()
+    tex = (results / "table-main-digits.tex").read_text()
+    assert f"{name} & 100 & {shown.replace('±', '$' + chr(92) + 'pm$')} \\\\" in tex
+
+
+def test_footer_tells_command_hardware_and_seconds(done: tuple[Path, str]) -> None:
+    text = (done[0] / "results/table-main-digits.md").read_text()
+    assert "`semidfl reproduce table-main --dataset=digits" in text
+    assert "4 runs, " in text
+    assert " s of training on cpu" in text
+    assert "2 seeds" in text
+
+
+def test_progress_counts_the_runs(done: tuple[Path, str]) -> None:
+    first, *lines = done[1].splitlines()
+    assert first.startswith("table-main: 4 runs, 0 of them done")
+    assert any(line.startswith("run 2/4  semidfl ring digits r=50 a=100 seed 0  accuracy ") for line in lines)
+    assert any("  left 0:" in line for line in lines)
+    assert lines[-3:] == [f"written: results/table-main-digits.{suffix}" for suffix in ("md", "csv", "tex")]
+
+
+def test_finished_runs_keep_no_checkpoints(done: tuple[Path, str]) -> None:
+    for folder in (done[0] / "runs/reproduce").iterdir():
+        assert (folder / "summary.json").exists()
+        assert not list(folder.glob("checkpoints/*"))
+        assert list(folder.glob("models/*"))
+
+
+def test_a_second_call_runs_nothing(done: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(done[0])
+    before = {path: path.stat().st_mtime_ns for path in (done[0] / "runs").rglob("*")}
+    table = (done[0] / "results/table-main-digits.csv").read_text()
+    monkeypatch.setattr(reproduce, "run", lambda *_, **__: pytest.fail("a finished run was started again"))
+    assert main(TWO_METHODS) == 0
+    assert {path: path.stat().st_mtime_ns for path in (done[0] / "runs").rglob("*")} == before
+    assert (done[0] / "results/table-main-digits.csv").read_text() == table
+
+
+# --- stopped ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the runs that are begun anew (not resumed), as they begin."""
+    names: list[str] = []
+
+    def run(config: Config, *args: Any, **kwargs: Any) -> experiment.Result:
+        names.append(f"{config.method} {config.seed}")
+        return experiment.run(config, *args, **kwargs)
+
+    monkeypatch.setattr(reproduce, "run", run)
+    return names
+
+
+def test_stopped_between_rounds_it_goes_on_and_ends_the_same(
+    done: tuple[Path, str],
+    started: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tick = overall.Overall.tick
+
+    def interrupt(self: Overall, progress: Any) -> None:
+        tick(self, progress)
+        if self.todo[0].method == "semidfl" and progress.done == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(overall.Overall, "tick", interrupt)
+        assert main(TWO_METHODS) == 130
+    said = capsys.readouterr().err
+    assert "3 of 4 runs are not done" in said
+    assert "go on with: semidfl reproduce table-main --dataset=digits" in said
+    partial = (tmp_path / "results/table-main-digits.md").read_text()
+    assert "Not complete: 3 of 4 runs are still missing" in partial
+    assert "| SemiDFL | 100 | not run |" in partial
+    assert started == ["dfl-lb 0", "semidfl 0"]
+    assert main(TWO_METHODS) == 0
+    # The half-done run was resumed, not begun anew; the finished one was left alone.
+    assert started == ["dfl-lb 0", "semidfl 0", "dfl-lb 1", "semidfl 1"]
+    mine, whole = (
+        [row | {"seconds": ""} for row in csv.DictReader((place / "results/table-main-digits.csv").open())]
+        for place in (tmp_path, done[0])
+    )
+    assert mine == whole
+
+
+def test_killed_in_the_second_run_it_repeats_only_that(
+    started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*ONE_CELL, "--method=dfl-lb", "--seeds=3", "--rounds=2"]
+    real = experiment.prepare
+
+    def fail(config: Config, *args: Any) -> Any:
+        if config.seed == 1:
+            raise MemoryError
+        return real(config, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "prepare", fail)
+        with pytest.raises(MemoryError):
+            main(words)
+    (kept,) = (tmp_path / "runs/reproduce").glob("*/summary.json")
+    written = kept.stat().st_mtime_ns
+    assert main(words) == 0
+    assert started == ["dfl-lb 0", "dfl-lb 1", "dfl-lb 1", "dfl-lb 2"]
+    assert kept.stat().st_mtime_ns == written
+
+
+def test_a_run_without_a_checkpoint_begins_anew(started: list[str], tmp_path: Path) -> None:
+    words = [*ONE_CELL, "--method=dfl-lb", "--seeds=1", "--rounds=2"]
+    config = next(iter(make_plan("table-main", options_of(w[2:].split("=") for w in words[2:])).runs().values()))
+    RunFolder.create(tmp_path / "runs/reproduce" / config_hash(config), to_toml(config)).close()
+    assert main(words) == 0
+    assert started == ["dfl-lb 0"]
+
+
+def test_a_folder_with_another_run_is_not_taken_for_it(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"config": "another"}')
+    with pytest.raises(RunFolderError, match="another config"):
+        reproduce.finished(tmp_path)
+    (tmp_path / "summary.json").write_text("[1")
+    with pytest.raises(RunFolderError, match="remove it"):
+        reproduce.finished(tmp_path)
+
+
+# --- time left --------------------------------------------------------------------------------------------------------
+
+
+def test_time_left_adds_up_what_runs_alike_have_taken() -> None:
+    quick, slow = tiny(method="dfl-lb"), tiny(method="semidfl")
+    forecast = Forecast()
+    assert math.isnan(forecast.of(quick))
+    forecast.learn(quick, 10)
+    assert forecast.of(slow) == 10  # nothing better is known
+    forecast.learn(slow, 100)
+    forecast.learn(tiny(method="semidfl", seed=1, data__ratio=3, data__alpha=7), 200)
+    assert forecast.of(tiny(method="semidfl", seed=2)) == 150
+    todo = [quick, slow, slow]
+    shown = Overall(todo, 5, forecast, stream=io.StringIO())
+    assert shown.left() == 10 + 150 + 150
+    assert shown.left(current=4) == 4 + 300
+
+
+def test_a_run_is_described_by_what_tells_it_from_others() -> None:
+    assert describe(recipes.paper("digits", 5, 0.1, seed=1)) == "semidfl digits r=5 a=0.1 seed 1"
+    other = override(recipes.paper("mnist", topology="topology1"), {"generator.kind": "none"})
+    assert describe(other) == "semidfl topology1 none mnist r=0.5 a=100 seed 0"
+
+
+def test_lines_say_where_it_stands() -> None:
+    stream, now = io.StringIO(), [0.0]
+    config = tiny(method="dfl-lb", rounds=4)
+    shown = Overall([config, config], 12, Forecast(), stream=stream, clock=lambda: now[0])
+    with shown, shown.of(config) as progress:
+        progress.start(4, 1, "LMUU")
+        for t in range(1, 5):
+            now[0] += 20
+            progress.update(t, {"accuracy": [0.25, 0.75]})
+    shown.done(config, 80, 0.5)
+    lines = stream.getvalue().splitlines()
+    # A line at once, then not before half a minute has gone by.
+    assert lines[0] == "run 11/12  dfl-lb ring digits r=50 a=100 seed 0  round 1/4  accuracy 0.500"
+    assert [line.split("  ")[2] for line in lines[1:-1]] == ["round 3/4"]
+    assert lines[-1] == "run 11/12  dfl-lb ring digits r=50 a=100 seed 0  accuracy 0.500  80 s  left 1:20"
+
+
+# --- figures without runs ---------------------------------------------------------------------------------------------
+
+
+def test_drawings_are_written(tmp_path: Path) -> None:
+    assert main(["reproduce", "figure-topologies"]) == 0
+    assert main(["reproduce", "figure-partition", "--dataset=digits", "--ratio=5", "--alpha=100,0.1"]) == 0
+    names = {
+        f"{stem}.{kind}" for stem in ("figure-topologies", "figure-partition-digits-r5") for kind in ("svg", "png")
+    }
+    assert {path.name for path in (tmp_path / "results").iterdir()} == names
+
+
+def test_catalogue_and_plans_know_the_same_data_sets() -> None:
+    assert {dataset for kind in KINDS.values() for dataset in kind.datasets} <= set(CATALOGUE)
