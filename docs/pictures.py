@@ -20,7 +20,7 @@ from semidfl.report.drawings import draw_graph
 def draw_clients(axes: Axes, folder: Path) -> None:
     config = from_toml((folder / "config.toml").read_text())
     draw_graph(axes, topology.build(config.graph, config.seed))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02), ncol=3, frameon=False, handletextpad=0.1, fontsize=9)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02), ncol=3, frameon=False, markerscale=0.6, fontsize=9)
     axes.set_title("ten clients, no server")
 
 

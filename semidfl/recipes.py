@@ -36,7 +36,7 @@ def demo(method: str = "semidfl", seed: int = 0) -> Config:
             width=16,
             levels=2,
             lr=3e-3,
-            iterations=3,
+            iterations=2,
             all_images=True,
             start=220,
             every=40,
@@ -74,7 +74,7 @@ def paper(
         pseudo=PseudoLabelConfig(),
         generator=setting.get("generator", GeneratorConfig()),
         aggregation=AggregationConfig(),
-        evaluation=EvaluationConfig(),
+        evaluation=setting.get("evaluation", EvaluationConfig()),
     )
 
 
@@ -89,6 +89,8 @@ _PAPER: dict[str, dict[str, Any]] = {
         # A shift by 4 of 8 pixels leaves little of a digit, and a mirrored one is another sign.
         "augment": AugmentConfig(pad=1, flip=False),
         "generator": GeneratorConfig(width=32, levels=2, start=10, every=5, samples=100, validation=50),
+        # One in five of 60 rounds would make the last ten tests reach back to the first quarter.
+        "evaluation": EvaluationConfig(every=1, last=10),
     },
 }
 

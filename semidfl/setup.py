@@ -74,7 +74,9 @@ class Setup:
         if self.device.type == "cuda":
             return min(clients, 250)
         # Measured on 2 cores: stacking pays while one client's layers are too small to fill them.
-        small = self.space.height * self.space.width * (network is self.generator) <= 64
+        small = self.config.classifier.model == "cnn"
+        if network is self.generator:
+            small = self.space.height * self.space.width <= 64
         return min(clients, 10) if small else 1
 
     def limit(self, chunk: int) -> int:

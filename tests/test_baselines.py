@@ -415,7 +415,7 @@ def test_cbafed_gives_every_sample_its_own_second_class() -> None:
 @pytest.mark.parametrize(("variant", "lower"), [("paper", 0.07), ("tuned", 0.03)])
 def test_cbafed_balances_labels_and_pseudo_labels(variant: str, lower: float) -> None:
     """Three rounds: shares from the labels and the last pseudo-labels, one's own or the neighbourhood's."""
-    method, cohort = prepared("cbafed", variant, data__alpha=0.5)
+    method, cohort = prepared("cbafed", variant, data__alpha=0.5, graph__topology="line")  # unequal degrees
     shards, graph = cohort.shards, method.setup.graph
     labels = [Counter(shards.labels[shards.labelled.table[i, : shards.labelled.held[i]]].tolist()) for i in range(4)]
     given: list[Counter[int]] = [Counter() for _ in range(4)]

@@ -71,6 +71,7 @@ TEXTS = {
     "data.dataset": "digits",
     "graph.topology": "ring",
     "graph.roles": "LMU",
+    "aggregation.weights": "constant",
     "compute.device": "cpu",
 }
 PATHS = [path for path, _ in leaves(Config())]
@@ -248,7 +249,6 @@ def test_a_sampler_needs_more_noise_levels_than_steps() -> None:
     assert (together.generator.steps, together.generator.sampler_steps) == (10, 9)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: other scripts' spaces are taken for control characters")
 @pytest.mark.parametrize("space", ["\u00a0", "\u3000"])
 def test_a_space_of_another_script_is_no_control_character(space: str) -> None:
     assert override(Config(), {"dataset": f"a{space}b.npz"}).data.dataset == f"a{space}b.npz"

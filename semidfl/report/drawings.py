@@ -57,9 +57,18 @@ def draw_graph(ax: "Axes", graph: topology.Topology) -> None:
     for i, (x, y) in place.items():
         ink = "white" if graph.roles[i] == "L" else "black"
         ax.text(x, y, str(i), ha="center", va="center", fontsize=10, color=ink, zorder=3)
-    ax.margins(0.15)
-    ax.set_aspect("equal", adjustable="datalim")  # flat and tall graphs alike fill the panel: titles stay in line
+    _square(ax, np.array(list(place.values())))
     ax.axis("off")
+
+
+def _square(ax: "Axes", points: npt.NDArray[np.float64]) -> None:
+    """A square panel with room around: graphs side by side are of one scale and their titles in line."""
+    low, high = points.min(0), points.max(0)
+    half = 0.65 * max(float((high - low).max()), 1e-3)
+    x, y = (low + high) / 2
+    ax.set_xlim(x - half, x + half)
+    ax.set_ylim(y - half, y + half)
+    ax.set_aspect("equal")
 
 
 def _layout(net: "nx.Graph[int]") -> dict[int, tuple[float, float]]:
