@@ -22,6 +22,7 @@ from semidfl.report.extras import need
 from semidfl.report.plans import KINDS, Cell, Options, Plan, find_kind, make_plan
 from semidfl.report.published import published
 from semidfl.report.tables import Entry, Table, csv_text, latex, markdown, score
+from semidfl.stop import Stop
 from semidfl.terminal import Progress
 
 __all__ = ["HELP", "options_of", "reproduce"]
@@ -106,11 +107,13 @@ def run_missing(plan: Plan, runs: Path) -> None:
         else:
             forecast.learn(config, summary["seconds"])
     total = len(plan.runs())
-    with Overall(todo, total, forecast) as overall:
+    with Overall(todo, total, forecast) as overall, Stop() as stop:
         overall.say(f"{plan.name}: {total} runs, {total - len(todo)} of them done; they are kept in {runs}")
         for config in todo:
             summary = _run_one(config, runs / config_hash(config), overall.of(config))
             overall.done(config, summary["seconds"], summary["accuracy"] or 0)
+            if stop.requested:
+                raise Stopped("stopped between two runs")
 
 
 def finished(folder: Path) -> dict[str, Any] | None:

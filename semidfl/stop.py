@@ -31,3 +31,6 @@ class Stop:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+            outer = getattr(handler, "__self__", None)
+            if self.requested and isinstance(outer, Stop):  # who runs many things stops after this one, too
+                outer.requested = True

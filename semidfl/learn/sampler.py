@@ -36,7 +36,9 @@ def solve(noise_in: Noise, start: Tensor, schedule: Schedule, steps: int) -> Ten
     clean image, extrapolated from the last two predictions. The last step goes to sigma = 0: x = D.
     """
     kept = schedule.kept.cpu()
-    levels = np.linspace(0, len(kept) - 1, steps + 1).round().astype(int)[:0:-1].copy()
+    # From the last level down to, but without, level 0; two steps at one level would be a step of length 0.
+    levels = np.unique(np.linspace(0, len(kept) - 1, steps + 1).round().astype(int))[:0:-1].copy()
+    steps = len(levels)
     alpha, sigma = kept.sqrt()[levels], (1 - kept).sqrt()[levels]
     lam = alpha.log() - sigma.log()
     x, before = start, start
