@@ -24,6 +24,7 @@ TINY: dict[str, object] = {
     "generator.batch": 4,
     "generator.width": 8,
     "generator.levels": 2,
+    "generator.gan_lr": 1e-3,  # as in the digits recipe
     "generator.steps": 20,
     "generator.start": 2,
     "generator.every": 2,
