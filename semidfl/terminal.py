@@ -149,13 +149,15 @@ class _Live:
     def render(self) -> "RenderableType":
         from rich.console import Group
         from rich.progress_bar import ProgressBar
+        from rich.table import Table
         from rich.text import Text
 
         progress = self._progress
-        parts: list[RenderableType] = [
-            ProgressBar(total=max(progress.rounds, 1), completed=progress.done, width=min(60, self.console.width)),
-            Text(progress.line()),
-        ]
+        bar = Table.grid()  # by itself a bar ends no line
+        bar.add_row(
+            ProgressBar(total=max(progress.rounds, 1), completed=progress.done, width=min(60, self.console.width))
+        )
+        parts: list[RenderableType] = [bar, Text(progress.line())]
         if progress.seconds:
             slow = sorted(progress.seconds.items(), key=lambda item: -item[1])[:4]
             parts.append(Text("  ".join(f"{phase} {s:.2f} s" for phase, s in slow), style="dim"))
