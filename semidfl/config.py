@@ -2,23 +2,20 @@
 
 The line under each field is its help text and its documentation. Defaults are the `paper` recipe
 for MNIST; `recipes.py` names the experiments. Every value, from wherever it comes, passes through
-`_coerce` and `_check`, so that an error always names the field, the value and what is legal.
+`coerce` and `check` in legal.py, so that an error always names the field, the value and what is legal.
 """
 
 import ast
 import hashlib
 import inspect
-import math
 import tomllib
-import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from semidfl.errors import ConfigError, nearest
+from semidfl.legal import check, coerce, refuse_text
 
 __all__ = [
     "AggregationConfig",
@@ -235,87 +232,14 @@ class Config:
 
     def __post_init__(self) -> None:
         for path, value in leaves(self):
-            kind = _kinds()[path]
-            if isinstance(value, str) and kind in (int, float, bool):  # text is read only from files and flags
-                raise ConfigError(f"{path} = {value!r} is not legal: it must be {_WORDS[kind]}")
-            _coerce(path, kind, value)
-            _check(path, value)
+            refuse_text(path, _kinds()[path], value)
+            coerce(path, _kinds()[path], value)
+            check(path, value)
         if self.generator.sampler_steps >= self.generator.steps:
             raise ConfigError(
                 f"generator.sampler_steps = {self.generator.sampler_steps} is not legal: "
                 f"it must be below generator.steps = {self.generator.steps}"
             )
-
-
-def _at_least(low: float) -> "_Rule":
-    return lambda x: x >= low, f"at least {low}"
-
-
-def _between(low: float, high: float) -> "_Rule":
-    return lambda x: low <= x <= high, f"from {low} to {high}"
-
-
-_Rule = tuple[Callable[[float], bool], str]
-_POSITIVE: _Rule = (lambda x: x > 0, "above 0")
-_DECAY: _Rule = (lambda x: 0 <= x < 1, "from 0 to below 1")
-
-# What a number may be, and how to say it. Types and choices are checked by `_coerce`.
-_RULES: dict[str, _Rule] = {
-    "seed": (lambda x: 0 <= x < 2**63, "a whole number from 0 to below 2^63"),
-    "rounds": _at_least(1),
-    "data.ratio": (lambda x: 0 < x <= 100, "a percentage above 0 and at most 100"),
-    "data.alpha": (lambda x: x >= 1e-9, "above 0 (1e-9 at least)"),
-    "graph.clients": _between(1, 10**6),
-    "graph.degree": _at_least(1),
-    "graph.probability": _between(0, 1),
-    "augment.pad": _between(0, 64),
-    "augment.strong": _between(0, 2),
-    "classifier.iterations": _at_least(1),
-    "classifier.batch": _at_least(1),
-    "classifier.lr": _at_least(0),
-    "classifier.momentum": _DECAY,
-    "classifier.weight_decay": _at_least(0),
-    "classifier.logit_adjustment": _between(0, 10),
-    "classifier.ema": _DECAY,
-    "pseudo.start": _at_least(1),
-    "pseudo.views": _between(1, 64),
-    "pseudo.sharpen": _POSITIVE,
-    "pseudo.threshold": _between(0, 1),
-    "generator.iterations": _at_least(0),
-    "generator.batch": _at_least(1),
-    "generator.lr": _at_least(0),
-    "generator.gan_lr": _at_least(0),
-    "generator.width": (lambda x: 8 <= x <= 4096 and x % 8 == 0, "a multiple of 8 from 8 to 4096"),
-    "generator.levels": _between(1, 6),
-    "generator.steps": _between(3, 10**4),
-    "generator.label_dropout": _between(0, 1),
-    "generator.ema": _DECAY,
-    "generator.start": _at_least(1),
-    "generator.every": _at_least(1),
-    "generator.samples": _at_least(1),
-    "generator.validation": _at_least(1),
-    "generator.sampler_steps": _between(2, 1000),
-    "generator.guidance": _at_least(0),
-    "mixup.beta": (lambda x: x == 0 or 0.01 <= x <= 1000, "0, or from 0.01 to 1000"),
-    "evaluation.every": _at_least(1),
-    "evaluation.last": _at_least(1),
-    "compute.chunk": _at_least(0),
-    "compute.threads": _between(0, 4096),
-    "compute.checkpoint_every": _at_least(0),
-}
-
-
-def _check(path: str, value: object) -> None:
-    if path in _RULES and isinstance(value, int | float):
-        allows, words = _RULES[path]
-        if not allows(value):
-            raise ConfigError(f"{path} = {value!r} is not legal: it must be {words}")
-    if isinstance(value, str) and any(unicodedata.category(letter) == "Cc" for letter in value):
-        raise ConfigError(f"{path} = {value!r} is not legal: it holds a control character")
-    if path == "name" and (value in ("", ".", "..") or str(value) != Path(str(value)).name):
-        raise ConfigError(f"name = {value!r} is not legal: it names a folder and must hold no '/'")
-    if path == "graph.roles" and (bad := set(str(value)) - set("LMU")):
-        raise ConfigError(f"graph.roles holds {sorted(bad)}: legal letters are L, M and U")
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -334,7 +258,7 @@ def override(config: Config, values: Mapping[str, object]) -> Config:
     for name, value in values.items():
         path = full_path(name)
         section, _, leaf = path.rpartition(".")
-        changes.setdefault(section, {})[leaf] = _coerce(path, _kinds()[path], value)
+        changes.setdefault(section, {})[leaf] = coerce(path, _kinds()[path], value)
     top = changes.pop("")
     # All at once: fields that depend on each other may change together.
     return replace(config, **top, **{name: replace(getattr(config, name), **x) for name, x in changes.items()})
@@ -353,34 +277,6 @@ def full_path(name: str) -> str:
         raise ConfigError(f"{name!r} could be {' or '.join(ends)}: name the section too")
     known = paths if "." in name else [p.rsplit(".", 1)[-1] for p in paths]
     raise ConfigError(f"there is no field {name!r}{nearest(name, known)}; `semidfl run --help` lists them all")
-
-
-def _coerce(path: str, kind: Any, value: object) -> object:
-    """A value from TOML or from the command line (there a string) as the field's type."""
-    if get_origin(kind) is Literal:
-        legal = get_args(kind)
-        if value not in legal:
-            raise ConfigError(f"{path} = {value!r} is not legal: one of {', '.join(legal)}{nearest(str(value), legal)}")
-        return value
-    assert not isinstance(kind, UnionType)
-    if kind is str and isinstance(value, str):
-        return value
-    if kind is bool:
-        word = str(value).lower()
-        if word in ("true", "on", "yes", "1", "false", "off", "no", "0"):
-            return word in ("true", "on", "yes", "1")
-        raise ConfigError(f"{path} = {value!r} is not legal: true or false")
-    if kind in (int, float) and not isinstance(value, bool):
-        try:
-            number = kind(value)
-            if math.isfinite(number) and float(number) == float(value):  # type: ignore[arg-type]
-                return number
-        except (TypeError, ValueError, OverflowError):
-            pass
-    raise ConfigError(f"{path} = {value!r} is not legal: it must be {_WORDS.get(kind, kind.__name__)}")
-
-
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 def to_toml(config: Config) -> str:
