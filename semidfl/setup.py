@@ -80,8 +80,9 @@ class Setup:
         return min(clients, 10) if small else 1
 
     def limit(self, chunk: int) -> int:
-        """Samples of one client in one forward pass without gradients."""
-        return max(16, (20_000 if self.device.type == "cuda" else 2_000) // chunk)
+        """Samples of one client in one forward pass without gradients: small images go in larger passes."""
+        pixels = 16_000_000 if self.device.type == "cuda" else 1_600_000
+        return max(16, pixels // (self.space.height * self.space.width * chunk))
 
 
 def _classifier(config: Config, space: Space, device: torch.device, compiled: bool) -> Network:
