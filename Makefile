@@ -10,7 +10,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
 
-demo: .venv/core.stamp ## ten clients, most without a label, train together on the digits: about 3 minutes
+demo: .venv/core.stamp ## ten clients, most without a label, train together on the digits: about 2 minutes
 	$(BIN)/semidfl demo
 
 reproduce-digits: .venv/report.stamp ## the paper's main table on digits, two seeds: results/table-main-digits.md

@@ -46,6 +46,9 @@ def agree(t: int, cohort: Cohort, method: Method, exchange: Exchange, accuracy: 
     for name in momentum:
         cohort.classifier.optimiser[name] = mix(weights, near, shared.tensors[name], ordered)
     method.after_mixing(t, cohort)
+    cohort.classifier.follow(method.setup.config.classifier.ema)
+    if cohort.generator is not None:
+        cohort.generator.follow(method.setup.config.generator.ema)
     log["weights"] = weights.float()
     if accuracy is not None:
         log["generated_accuracy"] = accuracy

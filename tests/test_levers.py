@@ -14,7 +14,7 @@ from semidfl.exchange.base import Neighbourhood
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import prepare, train
 from semidfl.learn.align import Shares, aligned, mean_prediction
-from semidfl.learn.batch import Batch
+from semidfl.learn.batch import Batch, compose
 from semidfl.learn.classifier import class_shares
 from semidfl.methods.semidfl import _of_any_class
 from semidfl.record.log import RoundLog
@@ -134,9 +134,29 @@ def test_class_shares_are_the_weighted_targets() -> None:
     assert class_shares(batch).tolist() == [pytest.approx([2 / 3, 1 / 6, 1 / 6])]
 
 
-def test_logit_adjustment_changes_training_only_where_classes_are_skewed() -> None:
-    plain, shifted = (rounds_of(ten(rounds=1, classifier__logit_adjustment=x, method="dfl-lb"))[1] for x in (0, 1))
-    assert not torch.equal(plain.classifier.params[0], shifted.classifier.params[0])
+def test_logit_adjustment_shifts_by_the_log_of_the_own_shares() -> None:
+    """The loss of a single step against plain cross-entropy on shifted logits."""
+    config = ten(method="dfl-lb", classifier__iterations=1, classifier__logit_adjustment=0.7)
+    method, cohort = prepare(config, load("digits"))
+    setup, log = method.setup, RoundLog(1, CPU)
+    batch = compose(1, "classify", 1, 20, setup.augment, 10, cohort.shards, cohort.draws, None, None)
+    logits = setup.classifier(cohort.classifier.params, setup.space.normalise(batch.images[:, 0]))
+    method.train_classifier(1, cohort, None, log)
+    for client in range(4):
+        labels = batch.targets[client, 0].argmax(1)
+        share = torch.bincount(labels, minlength=10) / 20
+        shifted = logits[client] + 0.7 * share.clamp(min=0.02).log()
+        assert float(log.figures["loss"][client]) == pytest.approx(float(F.cross_entropy(shifted, labels)), rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["semidfl", "dfl-lb", "cbafed"])
+def test_the_average_follows_the_mixed_weights_in_every_method(method: str) -> None:
+    config = ten(method=method, rounds=2, classifier__ema=0.25)
+    kind, cohort = prepare(config, load("digits"))
+    expected = cohort.classifier.params.clone()
+    for _ in train(config, kind, cohort, MemoryExchange(cohort.ids)):
+        expected = 0.25 * expected + 0.75 * cohort.classifier.params
+    torch.testing.assert_close(cohort.classifier.average, expected)
 
 
 def test_mixed_momentum_is_the_neighbourhoods_mean() -> None:

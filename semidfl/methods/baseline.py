@@ -48,9 +48,6 @@ class Baseline(Method):
         p[rows] = each(predict, size, *(take(x, rows) for x in (own, cohort.shards, cohort.draws)))
         return p
 
-    def after_mixing(self, t: int, cohort: Cohort) -> None:
-        cohort.classifier.follow(self.setup.config.classifier.ema)
-
 
 def report(log: "RoundLog", cohort: Cohort, label: Tensor, kept: Tensor, thresholds: Tensor | None = None) -> None:
     """How many samples (C, n) have got a pseudo-label, and how many a right one."""

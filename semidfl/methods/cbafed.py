@@ -72,7 +72,6 @@ class CBAFed(Baseline):
             new = 0.5 if self.tuned else 0.8
             cohort.classifier.params = new * cohort.classifier.params + (1 - new) * cohort.memory["residual"]
             cohort.memory["residual"] = cohort.classifier.params.clone()
-        super().after_mixing(t, cohort)
 
 
 def class_counts(label: Tensor, counted: Tensor, classes: int) -> Tensor:

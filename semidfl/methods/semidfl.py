@@ -204,11 +204,6 @@ class SemiDFL(Method):
         """Eq. 12."""
         return equal_weights(near) if accuracy is None else self._rule(accuracy, near)
 
-    def after_mixing(self, t: int, cohort: Cohort) -> None:
-        cohort.classifier.follow(self.setup.config.classifier.ema)
-        if cohort.generator is not None:
-            cohort.generator.follow(self.setup.config.generator.ema)
-
 
 def trimmed(p: Tensor, shards: Shards) -> Tensor:
     """Without the padding that other clients' longer lists ask for: (C, n, …) -> (C, longest here, …)."""
