@@ -140,6 +140,8 @@ class GeneratorConfig:
     """learning rate of the GAN's Adam"""
     width: int = 64
     """channels of the generator's network at full resolution"""
+    patch: int = 1
+    """side of the squares of pixels that the UNet takes as one pixel of more channels"""
     levels: int = 3
     """resolutions of the generator's network, each half of the one before"""
     steps: int = 1000

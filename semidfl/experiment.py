@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from semidfl.setup import Setup
 from semidfl.stop import Stop
 from semidfl.terminal import Progress
 
-__all__ = ["Result", "prepare", "resume", "run", "test", "train"]
+__all__ = ["Result", "finish", "keep", "prepare", "resume", "run", "take_up", "test", "train"]
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,19 @@ def resume(folder: str | Path, progress: Progress | None = None) -> Result:
     with RunFolder.open(Path(folder)) as kept, progress or Progress() as shown:
         config = from_toml(kept.config_toml)
         method, cohort = prepare(config, load(config.data.dataset))
-        done = 0
-        if any(kept.checkpoints.glob("*.safetensors")):
-            done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
-            if meta.get("config") != config_hash(config):
-                raise CheckpointError(f"{kept.checkpoints} holds a checkpoint of another config than config.toml")
-            cohort.restore(tensors)
-        kept.truncate(done)
-        return _rounds(config, method, cohort, kept, shown, first=done + 1)
+        return _rounds(config, method, cohort, kept, shown, first=take_up(kept, config, cohort) + 1)
+
+
+def take_up(kept: RunFolder, config: Config, cohort: Cohort) -> int:
+    """Brings a fresh cohort to where the run was at its last checkpoint; returns the rounds done."""
+    done = 0
+    if any(kept.checkpoints.glob("*.safetensors")):
+        done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
+        if meta.get("config") != config_hash(config):
+            raise CheckpointError(f"{kept.checkpoints} holds a checkpoint of another config than config.toml")
+        cohort.restore(tensors)
+    kept.truncate(done)
+    return done
 
 
 def prepare(config: Config, data: Dataset, clients: Sequence[int] | None = None) -> tuple[Method, Cohort]:
@@ -108,21 +113,38 @@ def _learner(setup: Setup, clients: int, part: str) -> Learner:
 
 def _rounds(config: Config, method: Method, cohort: Cohort, kept: RunFolder, shown: Progress, first: int) -> Result:
     shown.start(config.rounds, first, list(method.setup.graph.roles))
-    done, every = first - 1, config.compute.checkpoint_every
+    done = first - 1
     with Stop() as stop:
         for record in train(config, method, cohort, MemoryExchange(cohort.ids), first):
             done = record["round"]
-            kept.append(record)
             shown.update(done, record)
-            if "generated_kept" in record:
-                _save_samples(kept, done, cohort)
-            last = stop.requested or done == config.rounds
-            if last or (every and done % every == 0):
-                _checkpoint(config, kept, done, cohort)
+            keep(config, method, kept, record, lambda: cohort, stop.requested)
             if stop.requested:
                 break
     if done < config.rounds:
         raise Stopped(f"stopped after round {done}; go on with: semidfl resume {kept.path}")
+    return finish(config, method, cohort, kept)
+
+
+def keep(
+    config: Config,
+    method: Method,
+    kept: RunFolder,
+    record: Mapping[str, Any],
+    cohort: Callable[[], Cohort],
+    stopping: bool,
+) -> None:
+    """What a round leaves behind: its record, pictures of what was generated, at times a checkpoint."""
+    done, every = record["round"], config.compute.checkpoint_every
+    kept.append(record)
+    if "generated_kept" in record:
+        _save_samples(kept, done, cohort())
+    if stopping or (every and (done == config.rounds or done % every == 0)):
+        _checkpoint(config, kept, done, cohort())
+
+
+def finish(config: Config, method: Method, cohort: Cohort, kept: RunFolder) -> Result:
+    """What a run leaves behind when it has ended."""
     _save_models(kept, method, cohort)
     summary = summarise(config, kept.records(), method.setup.device)
     kept.write_summary(summary)

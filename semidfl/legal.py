@@ -51,6 +51,7 @@ _RULES: dict[str, _Rule] = {
     "generator.lr": _at_least(0),
     "generator.gan_lr": _at_least(0),
     "generator.width": (lambda x: 8 <= x <= 4096 and x % 8 == 0, "a multiple of 8 from 8 to 4096"),
+    "generator.patch": _between(1, 8),
     "generator.levels": _between(1, 6),
     "generator.steps": _between(3, 10**4),
     "generator.label_dropout": _between(0, 1),

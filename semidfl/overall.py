@@ -68,19 +68,20 @@ class Overall:
     ) -> None:
         self.todo, self.total, self.forecast = list(todo), total, forecast
         self.stream, self.clock = stream or sys.stdout, clock
-        self._said = -math.inf
+        self._said, self._group = -math.inf, 1
         self._bar = _bar() if _can_draw(self.stream) else None
         self._task = self._bar.add_task("", total=total) if self._bar else None
 
-    def of(self, config: Config) -> Progress:
-        """The Progress of the next run, which must be the first of those to do."""
-        assert self.todo[0] is config
-        self._said = -math.inf
+    def of(self, group: Sequence[Config]) -> Progress:
+        """The Progress of the next runs, which train together and must be the first of those to do."""
+        assert self.todo[: len(group)] == list(group)
+        self._said, self._group = -math.inf, len(group)
         return _OneRun(self)
 
     def done(self, config: Config, seconds: float, accuracy: float) -> None:
         """A run has ended."""
         self.forecast.learn(config, seconds)
+        self._group = 1
         line = f"{self._where()}  accuracy {accuracy:.3f}  {seconds:.0f} s"
         self.todo.pop(0)
         self.say(line + self._left_text(math.nan))
@@ -90,7 +91,7 @@ class Overall:
         left = run.pace * (run.rounds - run.done)
         line = f"{self._where()}  round {run.done}/{run.rounds}{_accuracy(run)}{self._left_text(left)}"
         if self._bar is not None and self._task is not None:
-            ended = self.total - len(self.todo) + run.done / max(run.rounds, 1)
+            ended = self.total - len(self.todo) + self._group * run.done / max(run.rounds, 1)
             self._bar.update(self._task, completed=ended, description=line)
         elif self.clock() - self._said >= _PAUSE:
             self.say(line)
@@ -105,9 +106,7 @@ class Overall:
 
     def left(self, current: float = math.nan) -> float:
         """Seconds for all that is to do; `current`: of the run at hand, where its pace is known."""
-        rest = list(self.todo)
-        if rest and math.isfinite(current):
-            rest.pop(0)
+        rest = self.todo[self._group if math.isfinite(current) else 0 :]
         known = 0.0 if math.isnan(current) else current
         return known + sum(map(self.forecast.of, rest))
 
@@ -116,8 +115,9 @@ class Overall:
         return f"  left {_clock_text(seconds)}" if self.todo and math.isfinite(seconds) else ""
 
     def _where(self) -> str:
-        number = self.total - len(self.todo) + 1
-        return f"run {number:>{len(str(self.total))}}/{self.total}  {describe(self.todo[0])}"
+        number, more = self.total - len(self.todo) + 1, self._group - 1
+        beside = f" and {more} alike" * (more > 0)
+        return f"run {number:>{len(str(self.total))}}/{self.total}  {describe(self.todo[0])}{beside}"
 
     def __enter__(self) -> Self:
         if self._bar is not None:

@@ -6,24 +6,22 @@ when its summary.json is there. Stopped at any moment, the same command goes on 
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from semidfl.config import Config, config_hash, full_path, leaves, override, to_toml
+from semidfl.config import Config, config_hash, full_path, leaves, override
 from semidfl.data.sources import outline
-from semidfl.errors import CheckpointError, ConfigError, RunFolderError, SemiDFLError, Stopped
-from semidfl.experiment import resume, run
+from semidfl.errors import ConfigError, RunFolderError, SemiDFLError, Stopped
 from semidfl.overall import Forecast, Overall
 from semidfl.record import checkpoint
 from semidfl.record.atomic import explain, replacing
-from semidfl.record.folder import RunFolder
 from semidfl.report.extras import need
 from semidfl.report.plans import KINDS, Cell, Options, Plan, find_kind, make_plan
 from semidfl.report.published import published
 from semidfl.report.tables import Entry, Table, csv_text, latex, markdown, score
 from semidfl.stop import Stop
-from semidfl.terminal import Progress
+from semidfl.together import at_once, likeness, resumable, run_together
 
 __all__ = ["HELP", "options_of", "reproduce"]
 
@@ -107,13 +105,32 @@ def run_missing(plan: Plan, runs: Path) -> None:
         else:
             forecast.learn(config, summary["seconds"])
     total = len(plan.runs())
-    with Overall(todo, total, forecast) as overall, Stop() as stop:
+    groups = _groups(todo, runs)
+    with Overall([config for group in groups for config in group], total, forecast) as overall, Stop() as stop:
         overall.say(f"{plan.name}: {total} runs, {total - len(todo)} of them done; they are kept in {runs}")
-        for config in todo:
-            summary = _run_one(config, runs / config_hash(config), overall.of(config))
-            overall.done(config, summary["seconds"], summary["accuracy"] or 0)
+        for group in groups:
+            folders = [runs / config_hash(config) for config in group]
+            results = run_together(group, folders, overall.of(group))
+            for config, folder, result in zip(group, folders, results, strict=True):
+                # Two states of all clients and their optimisers: gigabytes a run, and of no use once it has ended.
+                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+                overall.done(config, result.summary["seconds"], result.summary["accuracy"] or 0)
             if stop.requested:
                 raise Stopped("stopped between two runs")
+
+
+def _groups(todo: Sequence[Config], runs: Path) -> list[list[Config]]:
+    """Runs that train together: alike, equally far, and as many as the device gains from."""
+    groups: list[list[Config]] = []
+    open_ones: dict[tuple[str, int], list[Config]] = {}
+    for config in todo:
+        folder = runs / config_hash(config)
+        key = likeness(config), checkpoint.load_latest(folder / "checkpoints")[0] if resumable(folder) else 0
+        if len(open_ones.get(key, ())) % at_once(config) == 0:
+            open_ones[key] = []
+            groups.append(open_ones[key])
+        open_ones[key].append(config)
+    return groups
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
@@ -127,29 +144,6 @@ def finished(folder: Path) -> dict[str, Any] | None:
     if summary.get("config") != folder.name:
         raise RunFolderError(f"{folder} holds a run of another config ({summary.get('config')}): remove it")
     return summary
-
-
-def _run_one(config: Config, folder: Path, progress: Progress) -> dict[str, Any]:
-    if _resumable(folder):
-        with RunFolder.open(folder) as kept:
-            # The hash leaves out where and how a run is computed: that is as asked for now.
-            kept.write_text("config.toml", to_toml(config))
-        result = resume(folder, progress)
-    else:
-        result = run(config, folder, overwrite=True, progress=progress)
-    # Two states of all clients and their optimisers: gigabytes a run, and of no use once it has ended.
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return result.summary
-
-
-def _resumable(folder: Path) -> bool:
-    if not (folder / "config.toml").is_file():
-        return False
-    try:
-        checkpoint.load_latest(folder / "checkpoints")
-    except CheckpointError:
-        return False
-    return True
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

@@ -39,11 +39,12 @@ class Setup:
     strong: Strong | None
     test_images: Tensor  # (1, n, ch, H, W) uint8
     test_labels: Tensor  # (1, n)
+    clients: int  # of a run's network; the graph holds more where several runs train together
 
     @classmethod
     def of(cls, config: Config, data: Dataset, graph: Topology) -> "Setup":
         device, space = choose_device(config), Space.of(data)
-        compiled = config.compute.compile == "on" or (config.compute.compile == "auto" and device.type == "cuda")
+        compiled = config.compute.compile == "on"
         c = config.classifier
         return cls(
             config,
@@ -57,6 +58,7 @@ class Setup:
             Strong(config.augment.pad, config.augment.flip, config.augment.strong) if config.augment.strong else None,
             torch.from_numpy(data.test_images).to(device)[None],
             torch.from_numpy(data.test_labels).to(device)[None],
+            graph.clients,
         )
 
     @property
@@ -123,6 +125,8 @@ def choose_device(config: Config) -> torch.device:
         raise ConfigError(f"compute.device = {name!r} is not legal: auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"compute.device = {name!r}: torch sees {torch.cuda.device_count()} CUDA devices here")
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True  # its rule of thumb takes grouped convolutions one group at a time
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"compute.device = {name!r} is not legal: auto, cpu, cuda or cuda:N")
     return device

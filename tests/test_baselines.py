@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from semidfl.data.augment import Strong
 from semidfl.data.sources import load
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import prepare, train
-from semidfl.learn.batch import Batch, PseudoLabels, compose
+from semidfl.learn.batch import PSEUDO, Batch, PseudoLabels, compose
 from semidfl.learn.loss import cross_entropy_by_source, entropy_and_distance
 from semidfl.learn.mixup import mixup, partners
 from semidfl.methods.base import Method
@@ -111,7 +112,8 @@ def test_losses_are_means_of_their_parts(seed: int, valid: list[list[bool]]) -> 
     targets[:, 5] = 0.0  # a pseudo-labelled sample that did not qualify
     batch = batch_of(valid, size)
     entropy = cross_entropy_by_source(logits, targets, batch)
-    both = entropy_and_distance(logits, targets, batch, 7.5)
+    trust = torch.where(batch.source == PSEUDO, 7.5, 1.0).expand_as(batch.trust)  # lambda_U
+    both = entropy_and_distance(logits, targets, replace(batch, trust=trust))
     for c, has in enumerate(valid):
         rows = list(zip(logits[c].tolist(), targets[c].tolist(), strict=True))
         parts = [rows[size * source : size * source + size] if has[source] else [] for source in range(3)]

@@ -48,6 +48,7 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "generator.lr": ("at least 0", [0.0, 1.0], [-1e-3]),
     "generator.gan_lr": ("at least 0", [0.0, 1.0], [-1e-3]),
     "generator.width": ("a multiple of 8 from 8 to 4096", [8, 4096], [0, 4, 12, -8, 4104]),
+    "generator.patch": ("from 1 to 8", [1, 8], [0, 9]),
     "generator.levels": ("from 1 to 6", [1, 6], [0, 7]),
     "generator.steps": ("from 3 to 10000", [21, 10**4], [2, 10**4 + 1]),  # and above sampler_steps
     "generator.label_dropout": ("from 0 to 1", [0.0, 1.0], [-0.1, 1.1]),

@@ -7,6 +7,7 @@ import json
 import math
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from small import TINY, tiny
 
-from semidfl import experiment, overall, recipes, reproduce
+from semidfl import experiment, overall, recipes, reproduce, together
 from semidfl.cli import main
 from semidfl.config import Config, config_hash, from_toml, override, to_toml
 from semidfl.data.sources import CATALOGUE
@@ -273,7 +274,7 @@ def test_a_second_call_runs_nothing(done: tuple[Path, str], monkeypatch: pytest.
     monkeypatch.chdir(done[0])
     before = {path: path.stat().st_mtime_ns for path in (done[0] / "runs").rglob("*")}
     table = (done[0] / "results/table-main-digits.csv").read_text()
-    monkeypatch.setattr(reproduce, "run", lambda *_, **__: pytest.fail("a finished run was started again"))
+    monkeypatch.setattr(reproduce, "run_together", lambda *_, **__: pytest.fail("a finished run was started again"))
     assert main(TWO_METHODS) == 0
     assert {path: path.stat().st_mtime_ns for path in (done[0] / "runs").rglob("*")} == before
     assert (done[0] / "results/table-main-digits.csv").read_text() == table
@@ -287,11 +288,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the runs that are begun anew (not resumed), as they begin."""
     names: list[str] = []
 
-    def run(config: Config, *args: Any, **kwargs: Any) -> experiment.Result:
-        names.append(f"{config.method} {config.seed}")
-        return experiment.run(config, *args, **kwargs)
+    def run(configs: Sequence[Config], folders: Sequence[Path], *args: Any) -> list[experiment.Result]:
+        anew = [config for config, folder in zip(configs, folders, strict=True) if not together.resumable(folder)]
+        names.extend(f"{config.method} {config.seed}" for config in anew)
+        return together.run_together(configs, folders, *args)
 
-    monkeypatch.setattr(reproduce, "run", run)
+    monkeypatch.setattr(reproduce, "run_together", run)
     return names
 
 
@@ -341,7 +343,7 @@ def test_killed_in_the_second_run_it_repeats_only_that(
         return real(config, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "prepare", fail)
+        patch.setattr(together, "prepare", fail)
         with pytest.raises(MemoryError):
             main(words)
     (kept,) = (tmp_path / "runs/reproduce").glob("*/summary.json")
@@ -396,7 +398,7 @@ def test_lines_say_where_it_stands() -> None:
     stream, now = io.StringIO(), [0.0]
     config = tiny(method="dfl-lb", rounds=4)
     shown = Overall([config, config], 12, Forecast(), stream=stream, clock=lambda: now[0])
-    with shown, shown.of(config) as progress:
+    with shown, shown.of([config]) as progress:
         progress.start(4, 1, "LMUU")
         for t in range(1, 5):
             now[0] += 20

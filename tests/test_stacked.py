@@ -14,7 +14,7 @@ from semidfl.learn.descend import descend
 from semidfl.learn.optimise import Optimiser
 from semidfl.models.cnn import CNN
 from semidfl.models.resnet import ResNet18
-from semidfl.models.stacked import Conv2d, GroupNorm, Linear, Network, concat, fold, per_channel, unfold
+from semidfl.models.stacked import Conv2d, GroupNorm, Linear, Network, concat, fold, unfold
 from semidfl.models.unet import UNet
 
 Build = Callable[[], nn.Module]
@@ -66,17 +66,20 @@ def test_outputs_and_gradients_of_a_stack_are_those_of_a_loop(case) -> None:
             assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max().clamp(min=floor), name
 
 
-def test_training_a_stack_is_training_each_with_torch(case) -> None:
+def test_training_a_stack_is_training_each_with_torch(case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three steps of `descend` for all, against autograd and torch.optim on one client at a time."""
     network, params, inputs = case
+    # In single precision a ReLU at zero may open in one order of summation and stay shut in the other.
+    monkeypatch.setattr(network, "dtype", torch.float64)
     target = random(5, *network(params, *inputs).shape)
     optimiser = Optimiser("sgd", lr=0.01, momentum=0.9)
 
-    def loss_of(p: Tensor, step: int) -> Tensor:
-        return (network(p, *inputs) - target).square().flatten(1).mean(1)
+    def loss_of(p: Tensor, now: Tensor) -> Tensor:
+        return (network(p, *inputs) - now).square().flatten(1).mean(1)
 
     learner = Learner(params, optimiser.start(params))
-    trained, _, losses = descend(loss_of, optimiser, learner, 3, torch.ones(len(params), dtype=torch.bool))
+    everyone, three = torch.ones(len(params), dtype=torch.bool), target[:, None].expand(-1, 3, *target.shape[1:])
+    trained, _, losses = descend(loss_of, "test", network, optimiser, learner, everyone, [three])
     for i in range(len(params)):
         alone = params[i : i + 1].clone().requires_grad_()
         torch_sgd = torch.optim.SGD([alone], lr=0.01, momentum=0.9)
@@ -273,7 +276,6 @@ def test_moving_between_client_axis_and_channels() -> None:
     assert fold(x.float()).is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(unfold(fold(x), 3), x)
     assert torch.equal(unfold(concat(fold(x), fold(y), 3), 3), torch.cat([x, y], dim=2))
-    assert torch.equal(per_channel(x[..., 0, 0]), fold(x[..., :1, :1]))
 
 
 # --- the first weights -------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The classifier: trained on consensus MixUp batches, and judged."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -47,11 +49,14 @@ def train_classifier(
         images, targets = mixup(images, targets, share, partner)
     offset = adjustment * class_shares(batch).clamp(min=_RAREST).log()[:, None]  # (C, 1, K)
 
-    def loss_of(params: Tensor, step: int) -> Tensor:
-        logits = network(params, images[:, step]) + offset
-        return loss(logits, targets[:, step], batch)
+    def loss_of(
+        params: Tensor, images: Tensor, targets: Tensor, offset: Tensor, valid: Tensor, trust: Tensor, slots: Tensor
+    ) -> Tensor:
+        now = replace(batch, images=images, targets=targets, valid=valid, trust=trust, slots=slots)
+        return loss(network(params, images) + offset, targets, now)
 
-    return descend(loss_of, optimiser, learner, steps, batch.valid.any(1), scale)
+    kind, fixed = (loss, batch.capacity), (offset, batch.valid, batch.trust, batch.slots)
+    return descend(loss_of, kind, network, optimiser, learner, batch.valid.any(1), (images, targets), fixed, scale)
 
 
 def class_shares(batch: Batch) -> Tensor:

@@ -58,10 +58,10 @@ def train_diffusion(
     shown = batch.chosen(draws.uniform(t, "hide label", steps, size)) >= label_dropout
     noisy = schedule.noisy(to_signal(batch.images), level, noise)
     labels = batch.targets * shown[..., None]
-    weights = batch.weights()
 
-    def loss_of(params: Tensor, step: int) -> Tensor:
-        error = network(params, noisy[:, step], level[:, step], labels[:, step]) - noise[:, step]
+    def loss_of(params: Tensor, noisy: Tensor, level: Tensor, labels: Tensor, noise: Tensor, weights: Tensor) -> Tensor:
+        error = network(params, noisy, level, labels) - noise
         return (error.square().mean((2, 3, 4)) * weights).sum(1)
 
-    return descend(loss_of, optimiser, learner, steps, batch.valid.any(1))
+    stepped, fixed = (noisy, level, labels, noise), (batch.weights(),)
+    return descend(loss_of, "diffusion", network, optimiser, learner, batch.valid.any(1), stepped, fixed)

@@ -35,7 +35,8 @@ class DiffusionModel:
     def of(
         cls, config: GeneratorConfig, space: Space, device: torch.device, dtype: torch.dtype, compiled: bool
     ) -> "DiffusionModel":
-        network = Network(lambda: UNet(space.channels, space.classes, config.width, config.levels), dtype, compiled)
+        plan = (space.channels, space.classes, config.width, config.levels, config.patch)
+        network = Network(lambda: UNet(*plan), dtype, compiled)
         return cls(config, space, network, Optimiser("adam", config.lr), Schedule.linear(config.steps, device))
 
     @property

@@ -69,10 +69,11 @@ class GAN:
         real, labels, weights = to_signal(batch.images), batch.targets, batch.weights()
         noise = batch.chosen(draws.normal(t, "latent", batch.steps, batch.capacity, LATENT))
 
-        def loss_of(params: Tensor, step: int) -> Tensor:
-            return (self.loss(params, real[:, step], labels[:, step], noise[:, step]) * weights).sum(1)
+        def loss_of(params: Tensor, real: Tensor, labels: Tensor, noise: Tensor, weights: Tensor) -> Tensor:
+            return (self.loss(params, real, labels, noise) * weights).sum(1)
 
-        return descend(loss_of, self.optimiser, learner, batch.steps, batch.valid.any(1))
+        stepped, trains = (real, labels, noise), batch.valid.any(1)
+        return descend(loss_of, "gan", self.generator, self.optimiser, learner, trains, stepped, (weights,))
 
     def loss(self, params: Tensor, real: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         """Both losses added, (C, B); each has a gradient only for its own network's part of the row."""

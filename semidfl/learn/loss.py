@@ -36,13 +36,14 @@ def cross_entropy_by_source(logits: Tensor, targets: Tensor, batch: Batch) -> Te
     return (soft_cross_entropy(logits, targets) * batch.weights_by_source()).sum(1)
 
 
-def entropy_and_distance(logits: Tensor, targets: Tensor, batch: Batch, weight: float) -> Tensor:
+def entropy_and_distance(logits: Tensor, targets: Tensor, batch: Batch) -> Tensor:
     """MixMatch (Berthelot et al. 2019, Eq. 3 to 5): L_X + lambda_U L_U.
 
     L_X is the cross-entropy of what was labelled; L_U the squared distance of the probabilities, averaged over the
-    classes, of what was guessed: unlike the cross-entropy it is bounded, so a wrong guess does less harm.
+    classes, of what was guessed: unlike the cross-entropy it is bounded, so a wrong guess does less harm. lambda_U is
+    how far the batch trusts the guesses.
     """
     entropy = soft_cross_entropy(logits, targets)  # Eq. 3
     distance = (logits.softmax(-1) - targets).square().mean(-1)  # Eq. 4
-    losses = torch.where(batch.source == PSEUDO, weight * distance, entropy)
+    losses = torch.where(batch.source == PSEUDO, distance, entropy)
     return (losses * batch.weights_by_source()).sum(1)  # Eq. 5

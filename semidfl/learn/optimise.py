@@ -10,7 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from semidfl.models.stacked import fused
+
 __all__ = ["Optimiser", "cosine"]
+
+_BETA2, _EPS = 0.999, 1e-8  # of Adam
 
 
 @dataclass(frozen=True)
@@ -29,24 +33,41 @@ class Optimiser:
         steps = torch.zeros(params.shape[0], 1, device=params.device)
         return {"mean": torch.zeros_like(params), "square": torch.zeros_like(params), "steps": steps}
 
-    def step(self, params: Tensor, grad: Tensor, state: dict[str, Tensor], scale: float = 1.0) -> None:
-        """One step in place; `scale` multiplies the learning rate."""
+    def step(self, params: Tensor, grad: Tensor, state: dict[str, Tensor], rate: float | Tensor) -> None:
+        """One step in place; `rate` is the learning rate, as a tensor (1,) where the step is recorded and replayed."""
+        if isinstance(rate, Tensor) and fused(params):
+            return self._fused(params, grad, state, rate)
+        grad = grad.to(params.dtype)
         if self.weight_decay:
             grad = grad.add(params, alpha=self.weight_decay)
         if self.kind == "sgd":
             velocity = state["velocity"].mul_(self.momentum).add_(grad)
             change = grad.add(velocity, alpha=self.momentum) if self.nesterov else velocity
-            params.sub_(change, alpha=self.lr * scale)
         else:
-            self._adam(params, grad, state, self.lr * scale)
+            change = self._adam(grad, state)
+        if isinstance(rate, Tensor):
+            params.addcmul_(change, rate, value=-1)
+        else:
+            params.sub_(change, alpha=rate)
 
-    def _adam(self, params: Tensor, grad: Tensor, state: dict[str, Tensor], lr: float) -> None:
-        beta1, beta2, eps = self.beta1, 0.999, 1e-8
+    def _adam(self, grad: Tensor, state: dict[str, Tensor]) -> Tensor:
         steps = state["steps"].add_(1)
-        mean = state["mean"].lerp_(grad, 1 - beta1)
-        square = state["square"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        root = (square / (1 - beta2**steps)).sqrt_().add_(eps)
-        params.sub_(mean / root * (lr / (1 - beta1**steps)))
+        mean = state["mean"].lerp_(grad, 1 - self.beta1)
+        square = state["square"].mul_(_BETA2).addcmul_(grad, grad, value=1 - _BETA2)
+        root = (square / (1 - _BETA2**steps)).sqrt_().add_(_EPS)
+        return mean / root / (1 - self.beta1**steps)
+
+    def _fused(self, params: Tensor, grad: Tensor, state: dict[str, Tensor], rate: Tensor) -> None:
+        """The same in one pass over memory."""
+        from semidfl.models import kernels
+
+        if self.kind == "sgd":
+            kernels.momentum(params, grad, state["velocity"], rate, self.momentum, self.weight_decay, self.nesterov)
+        else:
+            if self.weight_decay:
+                grad = grad.to(params.dtype).add(params, alpha=self.weight_decay)
+            steps = state["steps"].add_(1)
+            kernels.adam(params, grad, state["mean"], state["square"], steps, rate, self.beta1, _BETA2, _EPS)
 
 
 def cosine(t: int, rounds: int) -> float:

@@ -6,8 +6,9 @@
   iteration, for the samples drawn; here the guesses of a round are made at its start, as in all methods.
 """
 
-from functools import partial
 from typing import TYPE_CHECKING
+
+import torch
 
 from semidfl.cohort import Cohort
 from semidfl.learn.batch import PseudoLabels
@@ -37,17 +38,16 @@ class MixMatch(Baseline):
         p = self.guess(t, cohort, config.views, config.sharpen)
         valid = cohort.shards.unlabelled.valid()
         report(log, cohort, p.argmax(2), valid)
-        return PseudoLabels(p, valid)
+        if not self.tuned:
+            return PseudoLabels(p, valid)
+        weight = unlabelled_weight(t, self.setup.config.rounds, self.setup.space.classes)
+        return PseudoLabels(p, valid, torch.full((len(p),), weight, device=p.device))
 
     def mixup_beta(self) -> float:
         return _BETA if self.tuned else self.setup.config.mixup.beta
 
     def loss(self, t: int) -> Loss:
-        if not self.tuned:
-            return mean_cross_entropy
-        return partial(
-            entropy_and_distance, weight=unlabelled_weight(t, self.setup.config.rounds, self.setup.space.classes)
-        )
+        return entropy_and_distance if self.tuned else mean_cross_entropy
 
 
 def unlabelled_weight(t: int, rounds: int, classes: int) -> float:

@@ -120,7 +120,7 @@ class SemiDFL(Method):
         near = Neighbourhood.of(setup.graph, cohort.ids, seen.ids, setup.device)
         shares = shares.averaged(seen.tensors["predicted"], seen.tensors["labelled"], near)
         cohort.memory |= {f"shares.{name}": x for name, x in vars(shares).items()}
-        ratio: Tensor = each(lambda s: s.ratio(setup.graph.clients), size, shares)
+        ratio: Tensor = each(lambda s: s.ratio(setup.clients), size, shares)
         return ratio
 
     def train_generator(self, t: int, cohort: Cohort, pseudo: PseudoLabels | None, log: "RoundLog") -> None:

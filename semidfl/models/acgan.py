@@ -32,9 +32,9 @@ class GeneratorNet(nn.Module):
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
         """noise (C, B, LATENT), label vectors (C, B, K) -> signals in [-1, 1] (C, B, ch, H, W)."""
         x = fold(self.seed(torch.cat([noise, labels], dim=2)).unflatten(2, self.bottom))
-        x = F.relu(self.norms[0](x))
+        x = self.norms[0](x, act="relu")
         for conv, norm, size in zip(self.grow, self.norms[1:], self.sizes[1:], strict=True):
-            x = F.relu(norm(conv(F.interpolate(x, size=size, mode="nearest"))))
+            x = norm(conv(F.interpolate(x, size=size, mode="nearest")), act="relu")
         return unfold(torch.tanh(self.paint(x)), noise.shape[0])
 
 

@@ -18,7 +18,7 @@ class _Block(nn.Module):
             self.shortcut = nn.Sequential(Conv2d(inp, out, 1, stride, bias=False), GroupNorm(32, out))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.norm1(self.conv1(x)))
+        h = self.norm1(self.conv1(x), act="relu")
         h = self.norm2(self.conv2(h))
         return F.relu(h + (x if self.shortcut is None else self.shortcut(x)))
 
@@ -34,6 +34,6 @@ class ResNet18(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(C, B, ch, H, W) -> logits (C, B, K)."""
-        x = self.blocks(F.relu(self.norm(self.stem(fold(images)))))
+        x = self.blocks(self.norm(self.stem(fold(images)), act="relu"))
         logits: Tensor = self.out(unfold(x.mean((2, 3), keepdim=True), images.shape[0]).flatten(2))
         return logits

@@ -7,6 +7,8 @@ matrix (C, D), so that mixing, optimisers and messages never need to know the ne
 """
 
 from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -16,7 +18,7 @@ from torch.nn import functional as F
 
 from semidfl.draws import Draws
 
-__all__ = ["Conv2d", "GroupNorm", "Linear", "Network", "concat", "fold", "per_channel", "unfold"]
+__all__ = ["Conv2d", "GroupNorm", "Linear", "Network", "concat", "fold", "fused", "unfold"]
 
 
 class Conv2d(nn.Conv2d):
@@ -26,19 +28,51 @@ class Conv2d(nn.Conv2d):
         super().__init__(inp, out, kernel, stride, padding=kernel // 2, bias=bias)
         self.zero = zero
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+        """The convolution, plus `extra` where that is given."""
+        if self.weight.dim() == 4:  # (C, taps, in, out): for our own kernels
+            from semidfl.models.convolution import convolve
+
+            last = [None if v is None else v.permute(0, 2, 3, 1).contiguous() for v in (x, extra)]
+            return convolve(cast(Tensor, last[0]), self.weight, self.bias, last[1], self.stride[0]).permute(0, 3, 1, 2)
         clients = self.weight.shape[0]
         bias = None if self.bias is None else self.bias.flatten()
         weight = self.weight.flatten(0, 1)
-        return F.conv2d(x, weight, bias, self.stride, cast(Any, self.padding), groups=clients)
+        if x.is_cuda:  # weights in the layout of the images: else cuDNN goes through the groups one by one
+            weight = weight.contiguous(memory_format=torch.channels_last)
+        y = F.conv2d(x, weight, bias, self.stride, cast(Any, self.padding), groups=clients)
+        return y if extra is None else extra + y
 
 
 class GroupNorm(nn.GroupNorm):
-    """Normalises each client's groups of channels by themselves."""
+    """Normalises each client's groups of channels by themselves; what mostly follows is done with it on a GPU."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor | None = None, act: str = "none") -> Tensor:
+        """act(norm(x) (1 + scale) + shift), with `condition` (C, B, 2 ch): scale before shift."""
+        if fused(x):
+            from semidfl.models.kernels import normalise
+
+            last, per = x.permute(0, 2, 3, 1).contiguous(), self.num_channels // self.num_groups
+            return normalise(last, self.weight, self.bias, condition, per, act, self.eps).permute(0, 3, 1, 2)
         groups = self.weight.shape[0] * self.num_groups
-        return F.group_norm(x, groups, self.weight.flatten(), self.bias.flatten(), self.eps)
+        h = F.group_norm(x, groups, self.weight.flatten(), self.bias.flatten(), self.eps)
+        if condition is not None:
+            scale, shift = (_per_channel(v) for v in condition.chunk(2, dim=2))
+            h = h * (1 + scale) + shift
+        return ACTIVATIONS[act](h)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda x: x, "silu": F.silu, "relu": F.relu}
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def fused(x: Tensor) -> bool:
+    """Whether our own kernels take this tensor."""
+    return x.is_cuda and _has_triton()
 
 
 class Linear(nn.Linear):
@@ -71,7 +105,7 @@ def concat(a: Tensor, b: Tensor, clients: int) -> Tensor:
     return torch.cat(parts, dim=4).flatten(3).permute(0, 3, 1, 2)
 
 
-def per_channel(x: Tensor) -> Tensor:
+def _per_channel(x: Tensor) -> Tensor:
     """(C, B, ch) -> (B, C*ch, 1, 1), to scale or shift channels."""
     return x.transpose(0, 1).flatten(1)[:, :, None, None]
 
@@ -102,23 +136,34 @@ class Network:
         return self._run(params, *inputs)
 
     def _run(self, params: Tensor, *inputs: Tensor) -> Tensor:
-        weights = self.named(params.to(self.dtype))
+        half = params.to(self.dtype)
+        weights = self._by_taps(half) if fused(params) else self.named(half)
         moved = tuple(x.to(self.dtype) if x.is_floating_point() else x for x in inputs)
         out: Tensor = functional_call(self.module, weights, moved)
         return out.float()
 
     def named(self, params: Tensor) -> dict[str, Tensor]:
-        """(C, D) -> name -> (C, *shape), as views; `split`, since its gradient is one concatenation."""
+        """(C, D) -> name -> (C, *shape), as views, in PyTorch's order of axes."""
+        return {name: x.permute(0, 4, 3, 1, 2) if x.dim() == 5 else x for name, x in self._stored(params).items()}
+
+    def _by_taps(self, params: Tensor) -> dict[str, Tensor]:
+        """The same for our own kernels: convolutions as (C, taps, in, out)."""
+        return {name: x.flatten(1, 2) if x.dim() == 5 else x for name, x in self._stored(params).items()}
+
+    def _stored(self, params: Tensor) -> dict[str, Tensor]:
+        """As they lie in a row; convolutions (C, k, k, in, out). `split`, since its gradient is one concatenation."""
         parts = params.split(self.sizes, dim=1)
         clients = params.shape[0]
-        return {name: x.view(clients, *shape) for (name, shape), x in zip(self.shapes.items(), parts, strict=True)}
+        shapes = ((s[2], s[3], s[1], s[0]) if len(s) == 4 else s for s in self.shapes.values())
+        return {name: x.view(clients, *shape) for name, x, shape in zip(self.shapes, parts, shapes, strict=True)}
 
     def initial(self, seed: int) -> Tensor:
         """(D,) weights drawn from the seed, the same on every machine: PyTorch's default ranges."""
         parts = []
         for name, module in self.module.named_modules():
             for leaf, p in module.named_parameters(recurse=False):
-                parts.append(_initial(module, leaf, p, seed, f"{name}.{leaf}"))
+                weight = _initial(module, leaf, p, seed, f"{name}.{leaf}").view(p.shape)
+                parts.append((weight.permute(2, 3, 1, 0) if p.dim() == 4 else weight).flatten())
         return torch.cat(parts)
 
 

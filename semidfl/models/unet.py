@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semidfl.models.stacked import Conv2d, GroupNorm, Linear, concat, fold, per_channel, unfold
+from semidfl.models.stacked import Conv2d, GroupNorm, Linear, concat, fold, unfold
 
 __all__ = ["UNet"]
 
@@ -28,15 +28,15 @@ class _Block(nn.Module):
         self.shortcut = Conv2d(inp, out, 1) if inp != out else nn.Identity()
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        scale, shift = (per_channel(v) for v in self.condition(condition).chunk(2, dim=2))
-        h = self.norm2(self.conv1(F.silu(self.norm1(x)))) * (1 + scale) + shift
-        out: Tensor = self.shortcut(x) + self.conv2(F.silu(h))
+        h = self.norm2(self.conv1(self.norm1(x, act="silu")), self.condition(condition), "silu")
+        out: Tensor = self.conv2(h, self.shortcut(x))
         return out
 
 
 class UNet(nn.Module):
-    def __init__(self, channels: int, classes: int, width: int, levels: int) -> None:
+    def __init__(self, channels: int, classes: int, width: int, levels: int, patch: int = 1) -> None:
         super().__init__()
+        self.patch, channels = patch, channels * patch**2
         widths = [width * min(2, level + 1) for level in range(levels)]
         self.width, condition = width, 4 * width
         self.time1, self.time2 = Linear(width, condition), Linear(condition, condition)
@@ -54,7 +54,7 @@ class UNet(nn.Module):
         clients = noisy.shape[0]
         time = self.time2(F.silu(self.time1(_waves(level, self.width).to(noisy.dtype))))
         condition = F.silu(time + self.label(labels))
-        x, skips = self.stem(fold(noisy)), []
+        x, skips = self.stem(fold(_squares(noisy, self.patch))), []
         for depth, block in enumerate(self.down):
             x = block(self.shrink[depth - 1](x) if depth else x, condition)
             skips.append(x)
@@ -64,7 +64,25 @@ class UNet(nn.Module):
             if x.shape[2:] != skip.shape[2:]:
                 x = F.interpolate(x, size=skip.shape[2:], mode="nearest")
             x = block(concat(x, skip, clients), condition)
-        return unfold(self.out(F.silu(self.norm(x))), clients)
+        out = unfold(self.out(self.norm(x, act="silu")), clients)
+        return _pixels(out, self.patch, *noisy.shape[3:])
+
+
+def _squares(x: Tensor, side: int) -> Tensor:
+    """Squares of pixels as channels: (C, B, ch, H, W) -> (C, B, ch * side^2, H / side, W / side), rounded up."""
+    if side == 1:
+        return x
+    height, width = (-n % side for n in x.shape[3:])
+    x = F.pad(x, (0, width, 0, height)).unflatten(4, (-1, side)).unflatten(3, (-1, side))
+    return x.permute(0, 1, 2, 4, 6, 3, 5).flatten(2, 4)
+
+
+def _pixels(x: Tensor, side: int, height: int, width: int) -> Tensor:
+    """What `_squares` did, undone."""
+    if side == 1:
+        return x
+    x = x.unflatten(2, (-1, side, side)).permute(0, 1, 2, 5, 3, 6, 4)
+    return x.flatten(5, 6).flatten(3, 4)[:, :, :, :height, :width]
 
 
 def _waves(level: Tensor, width: int) -> Tensor:

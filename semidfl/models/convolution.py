@@ -1,0 +1,253 @@
+"""GPU kernels in Triton: the convolutions of all clients in one launch, forwards and backwards.
+
+A convolution is a matrix product per client over gathered pixels (implicit GEMM). cuDNN's grouped convolutions are
+as fast for some shapes, but for others they work through the groups one by one, with a change of layout for each.
+Images are (B, H, W, C*ch), weights (C, taps, in, out); products are summed in float32.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["convolve", "convolve_and_pool"]
+
+_FEW = 32
+"""channels below which the taps of a kernel share a tile"""
+
+
+@triton.jit
+def _moved(
+    oy, ox, tap, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    BACKWARDS: tl.constexpr,
+):  # fmt: skip
+    """Where a tap looks from a place, and whether that is inside."""
+    if BACKWARDS:  # which outputs a pixel went into
+        up, left = oy + KERNEL // 2 - tap // KERNEL, ox + KERNEL // 2 - tap % KERNEL
+        iy, ix = up // STRIDE, left // STRIDE
+        there = (up >= 0) & (left >= 0) & (up % STRIDE == 0) & (left % STRIDE == 0)
+    else:  # which pixels go into an output
+        iy, ix = oy * STRIDE + tap // KERNEL - KERNEL // 2, ox * STRIDE + tap % KERNEL - KERNEL // 2
+        there = (iy >= 0) & (ix >= 0)
+    return iy, ix, there & (iy < HEIGHT) & (ix < WIDTH)
+
+
+@triton.jit
+def _conv(
+    x, w, bias, extra, y, pixels, clients, w_c, w_k, w_n, b_c, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    OUT_H: tl.constexpr, OUT_W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr, BACKWARDS: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, PACKED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """y[p, n] = sum over taps and k of x[p moved by the tap, k] w[tap, k, n], of one client; plus bias, plus extra."""
+    client = tl.program_id(2)
+    p = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    b, oy, ox = p // (OUT_H * OUT_W), p % (OUT_H * OUT_W) // OUT_W, p % OUT_W
+    x += client * CI
+    w += client.to(tl.int64) * w_c
+    TAPS: tl.constexpr = KERNEL * KERNEL
+    PARTS: tl.constexpr = (CI + BK - 1) // BK
+    STEPS: tl.constexpr = (TAPS * CI + BK - 1) // BK if PACKED else TAPS * PARTS
+    total = tl.zeros((BM, BN), tl.float32)
+    for step in range(STEPS):
+        if PACKED:  # few channels: a step takes several taps at once
+            j = step * BK + tl.arange(0, BK)
+            tap, k, real = j // CI, j % CI, j < TAPS * CI
+            iy, ix, there = _moved(oy[:, None], ox[:, None], tap[None, :], HEIGHT, WIDTH, KERNEL, STRIDE, BACKWARDS)
+            at = ((b[:, None] * HEIGHT + iy) * WIDTH + ix).to(tl.int64) * (clients * CI) + k[None, :]
+            inside = there & (p < pixels)[:, None] & real[None, :]
+        else:
+            tap, k = step // PARTS, step % PARTS * BK + tl.arange(0, BK)
+            real = k < CI
+            iy, ix, there = _moved(oy, ox, tap, HEIGHT, WIDTH, KERNEL, STRIDE, BACKWARDS)
+            at = (((b * HEIGHT + iy) * WIDTH + ix).to(tl.int64) * (clients * CI))[:, None] + k[None, :]
+            inside = (there & (p < pixels))[:, None] & real[None, :]
+        a = tl.load(x + at, mask=inside, other=0.0)
+        weight = w + (tap * (CI * CO) + k * w_k)[:, None] + n[None, :] * w_n
+        v = tl.load(weight, mask=real[:, None] & (n < CO)[None, :], other=0.0)
+        total = tl.dot(a, v, total)
+    if BIAS:
+        total += tl.load(bias + client * b_c + n, mask=n < CO, other=0.0).to(tl.float32)[None, :]
+    inside = (p < pixels)[:, None] & (n < CO)[None, :]
+    out = p.to(tl.int64)[:, None] * (clients * CO) + client * CO + n[None, :]
+    if EXTRA:
+        total += tl.load(extra + out, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + out, total.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _to_weights(
+    x, g, dw, db, pixels, clients, per_split, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_H: tl.constexpr,
+    OUT_W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    BIAS: tl.constexpr, PACKED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """dw[split, client, tap, m, n] = sum over the split's pixels of x[p moved by the tap, m] g[p, n]."""
+    TAPS: tl.constexpr = KERNEL * KERNEL
+    TILES: tl.constexpr = (CI + BM - 1) // BM
+    if PACKED:  # few channels: a tile takes several taps at once
+        j = tl.program_id(0) * BM + tl.arange(0, BM)
+        tap, m, real = j // CI, j % CI, j < TAPS * CI
+    else:
+        tap = tl.program_id(0) // TILES
+        m = tl.program_id(0) % TILES * BM + tl.arange(0, BM)
+        real = m < CI
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    client, split = tl.program_id(2) % clients, tl.program_id(2) // clients
+    total = tl.zeros((BM, BN), tl.float32)
+    bias = tl.zeros((BN,), tl.float32)
+    first = BIAS and tl.program_id(0) == 0
+    for start in range(split * per_split, (split + 1) * per_split, BK):
+        p = start + tl.arange(0, BK)
+        b, oy, ox = p // (OUT_H * OUT_W), p % (OUT_H * OUT_W) // OUT_W, p % OUT_W
+        if PACKED:
+            iy, ix, there = _moved(oy[:, None], ox[:, None], tap[None, :], HEIGHT, WIDTH, KERNEL, STRIDE, False)
+            at = ((b[:, None] * HEIGHT + iy) * WIDTH + ix).to(tl.int64) * (clients * CI) + m[None, :]
+            inside = there & (p < pixels)[:, None] & real[None, :]
+        else:
+            iy, ix, there = _moved(oy, ox, tap, HEIGHT, WIDTH, KERNEL, STRIDE, False)
+            at = (((b * HEIGHT + iy) * WIDTH + ix).to(tl.int64) * (clients * CI))[:, None] + m[None, :]
+            inside = (there & (p < pixels))[:, None] & real[None, :]
+        a = tl.load(x + client * CI + at, mask=inside, other=0.0)
+        out = p.to(tl.int64)[:, None] * (clients * CO) + client * CO + n[None, :]
+        v = tl.load(g + out, mask=(p < pixels)[:, None] & (n < CO)[None, :], other=0.0)
+        total = tl.dot(tl.trans(a), v, total)
+        if first:
+            bias += tl.sum(v.to(tl.float32), 0)
+    row = (split * clients + client).to(tl.int64)
+    at_w = dw + ((row * TAPS + tap) * CI + m)[:, None] * CO + n[None, :]
+    tl.store(at_w, total, mask=real[:, None] & (n < CO)[None, :])
+    if first:
+        tl.store(db + row * CO + n, bias, mask=n < CO)
+
+
+@triton.jit
+def _summed(parts, total, splits, size, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.zeros((BLOCK,), tl.float32)
+    for _ in range(splits):
+        value += tl.load(parts + i, mask=i < size, other=0.0)
+        parts += size
+    tl.store(total + i, value.to(total.dtype.element_ty), mask=i < size)
+
+
+def _block(size: int, most: int) -> int:
+    return min(most, max(16, triton.next_power_of_2(size)))
+
+
+def _product(
+    x: Tensor, w: Tensor, bias: Tensor | None, extra: Tensor | None, shape: torch.Size, kernel: int, stride: int,
+    backwards: bool,
+) -> Tensor:  # fmt: skip
+    """x (B, H, W, C*in) -> (B, H', W', C*out); backwards: from the gradient of the output to that of the input."""
+    clients, _, inp, out = w.shape
+    w_k, w_n = out, 1
+    if backwards:
+        inp, out, w_k, w_n = out, inp, 1, out
+    y = x.new_empty(*shape, clients * out)
+    pixels = y.numel() // (clients * out)
+    bm, bn, warps = 128, 128, 8
+    if out <= 64 or triton.cdiv(pixels, bm) * triton.cdiv(out, bn) * clients < 264:  # two programs a processor
+        bm, bn, warps = 64, _block(out, 64), 4
+    packed, bk = inp < _FEW, 64 if inp >= _FEW else _block(kernel * kernel * inp, 64)
+    grid = (triton.cdiv(pixels, bm), triton.cdiv(out, bn), clients)
+    _conv[grid](
+        x, w, x if bias is None else bias, x if extra is None else extra, y, pixels, clients,
+        w.stride(0), w_k, w_n, 0 if bias is None else bias.stride(0),
+        x.shape[1], x.shape[2], shape[1], shape[2], inp, out, kernel, stride,
+        backwards, bias is not None, extra is not None, packed, bm, bn, bk, num_warps=warps, num_stages=3,
+    )  # fmt: skip
+    return y
+
+
+def _weights(x: Tensor, g: Tensor, w: Tensor, kernel: int, stride: int, bias: bool) -> tuple[Tensor, Tensor]:
+    """x (B, H, W, C*in), g (B, H', W', C*out) -> the gradients of the weights, as w, and of the bias (C, out)."""
+    clients, _, inp, out = w.shape
+    pixels = g.numel() // (clients * out)
+    packed, bn, bk = inp < _FEW, _block(out, 64), 64
+    bm = _block(kernel * kernel * inp, 64) if packed else 64
+    rows = triton.cdiv(kernel * kernel * inp, bm) if packed else kernel * kernel * triton.cdiv(inp, bm)
+    tiles = rows * triton.cdiv(out, bn) * clients
+    splits = max(1, min(triton.cdiv(pixels, 4 * bk), triton.cdiv(792, tiles)))  # six programs a processor
+    per_split = triton.cdiv(triton.cdiv(pixels, splits), bk) * bk
+    dw, db = (w.new_empty(splits * n, dtype=torch.float32) for n in (w.numel(), clients * out))
+    grid = (rows, triton.cdiv(out, bn), clients * splits)
+    _to_weights[grid](
+        x, g, dw, db, pixels, clients, per_split, x.shape[1], x.shape[2], g.shape[1], g.shape[2],
+        inp, out, kernel, stride, bias, packed, bm, bn, bk, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    done = torch.empty_like(w), w.new_empty(clients, out)
+    for parts, total in zip((dw, db), done, strict=True):
+        if bias or total is done[0]:
+            _summed[(triton.cdiv(total.numel(), 512),)](parts, total, splits, total.numel(), 512)
+    return done
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, extra: Tensor | None, stride: int) -> Tensor:
+        w = w.contiguous()  # a client's row may begin anywhere; loads of eight numbers at a time want even places
+        ctx.kernel, ctx.stride, ctx.bias = 3 if w.shape[1] == 9 else 1, stride, bias is not None
+        shape = torch.Size([x.shape[0], *((n - 1) // stride + 1 for n in x.shape[1:3])])
+        ctx.save_for_backward(x, w)
+        return _product(x, w, bias, extra, shape, ctx.kernel, stride, backwards=False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        g, dx = grads[0].contiguous(), None
+        if ctx.needs_input_grad[0]:
+            dx = _product(g, w, None, None, x.shape[:3], ctx.kernel, ctx.stride, backwards=True)
+        dw, db = _weights(x, g, w, ctx.kernel, ctx.stride, ctx.bias)
+        return dx, dw, db if ctx.bias else None, g if ctx.needs_input_grad[3] else None, None
+
+
+def convolve(x: Tensor, w: Tensor, bias: Tensor | None, extra: Tensor | None, stride: int) -> Tensor:
+    """x (B, H, W, C*in), w (C, 9 or 1, in, out), bias (C, out), extra as the result -> (B, H', W', C*out)."""
+    out: Tensor = _Convolve.apply(x, w, bias, extra, stride)
+    return out
+
+
+@triton.jit
+def _pooled(
+    x, w, bias, y, cells, x_c, x_b, x_k, x_y, x_x, w_c, w_t, w_k, w_n, b_c, y_c, y_b, y_n, y_y, y_x,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Convolution 3x3, ReLU and 2x2 max-pooling of one client: cell p is the largest of its four products."""
+    client = tl.program_id(1).to(tl.int64)
+    p = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    tap, channel = k // CI, k % CI
+    real = k < 9 * CI
+    b = p // ((HEIGHT // 2) * (WIDTH // 2))
+    py, px = p % ((HEIGHT // 2) * (WIDTH // 2)) // (WIDTH // 2), p % (WIDTH // 2)
+    weight = w + client * w_c + tap[:, None] * w_t + channel[:, None] * w_k + n[None, :] * w_n
+    v = tl.load(weight, mask=real[:, None] & (n < CO)[None, :], other=0.0)
+    best = tl.zeros((BM, BN), tl.float32) - float("inf")
+    for corner in tl.static_range(4):
+        iy = (2 * py + corner // 2)[:, None] + (tap // 3 - 1)[None, :]
+        ix = (2 * px + corner % 2)[:, None] + (tap % 3 - 1)[None, :]
+        there = (iy >= 0) & (iy < HEIGHT) & (ix >= 0) & (ix < WIDTH) & real[None, :] & (p < cells)[:, None]
+        at = x + client * x_c + b.to(tl.int64)[:, None] * x_b + channel[None, :] * x_k + iy * x_y + ix * x_x
+        best = tl.maximum(best, tl.dot(tl.load(at, mask=there, other=0.0), v))
+    best += tl.load(bias + client * b_c + n, mask=n < CO, other=0.0)[None, :]
+    out = y + client * y_c + (b.to(tl.int64) * y_b + py * y_y + px * y_x)[:, None] + n[None, :] * y_n
+    tl.store(out, tl.maximum(best, 0.0), mask=(p < cells)[:, None] & (n < CO)[None, :])
+
+
+def convolve_and_pool(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    """max-pool(relu(conv(x))), without gradients: x (C, B, in, H, W), w (C, 9, in, out), bias (C, out)."""
+    clients, batch, inp, height, width = x.shape
+    out = w.shape[3]
+    y = x.new_empty(clients, batch, height // 2, width // 2, out).permute(0, 1, 4, 2, 3)
+    cells = batch * (height // 2) * (width // 2)
+    _pooled[(triton.cdiv(cells, 64), clients)](
+        x, w, bias, y, cells, *x.stride(), *w.stride(), bias.stride(0),
+        y.stride(0), y.stride(1), y.stride(2), y.stride(3), y.stride(4),
+        height, width, inp, out, 64, _block(out, 64), _block(9 * inp, 512), num_warps=4,
+    )  # fmt: skip
+    return y
