@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semidfl.cohort import Cohort, each, take
-from semidfl.data.shards import Shards
+from semidfl.data.shards import Shards, by_length
 from semidfl.draws import Draws
 from semidfl.learn.pseudo_label import Labeller, sharpen
 from semidfl.methods.base import Method
@@ -34,10 +34,10 @@ class Baseline(Method):
         setup, own = self.setup, cohort.classifier.best
         n = cohort.shards.unlabelled.table.shape[1]
         p = torch.zeros(len(cohort.ids), n, setup.space.classes, device=setup.device)
-        rows = [i for i, held in enumerate(cohort.shards.unlabelled.held) if held]
+        rows = by_length(cohort.shards.unlabelled)
         if not rows:
             return p
-        size = setup.chunk(setup.classifier, len(rows))
+        size = setup.uneven(len(rows))
         labeller = Labeller(setup.classifier, setup.space, setup.augment, setup.limit(size))
 
         def predict(own: Tensor, shards: Shards, draws: Draws) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semidfl.cohort import Cohort, Learner, Synthetic, each, take
-from semidfl.data.shards import Shards
+from semidfl.data.shards import Shards, by_length
 from semidfl.draws import Draws
 from semidfl.exchange.base import Neighbourhood
 from semidfl.learn.aggregate import equal_weights, find_rule
@@ -40,7 +40,7 @@ class SemiDFL(Method):
         setup, config = self.setup, self.setup.config.pseudo
         if t < config.start:
             return None
-        rows = [i for i, held in enumerate(cohort.shards.unlabelled.held) if held]
+        rows = by_length(cohort.shards.unlabelled)
         p = self._predict(t, cohort, exchange, rows)  # Eq. 5 or 7: (C, n, K)
         ratio = self._ratio(t, cohort, exchange, p) if config.align else None
         p = self._sharpened(p, ratio, cohort.shards)  # Eq. 6
@@ -81,7 +81,7 @@ class SemiDFL(Method):
         p = torch.full((len(cohort.ids), n, setup.space.classes), 1 / setup.space.classes, device=setup.device)
         if not rows:
             return p
-        size = setup.chunk(setup.classifier, len(rows))
+        size = setup.uneven(len(rows))
         labeller = Labeller(setup.classifier, setup.space, setup.augment, setup.limit(size))
 
         def predict(own: Tensor, shards: Shards, draws: Draws, *chosen: Tensor) -> Tensor:
