@@ -2,7 +2,7 @@
 
 - sign-flip: sends its models times -strength
 - noise: sends its models with noise added, of `strength` times the size of the weights
-- nan: sends NaN; a network exchange refuses that at the door, the simulator lets it in
+- nan: sends NaN to be mixed; a network exchange refuses that at the door, the simulator lets it in
 - label-flip: trains on its labelled samples with class c called K - 1 - c, and sends what it learns so
 
 All but the last are lies in what is sent: models (classifier, generator, momentum, wherever they are shared) and an
@@ -93,7 +93,7 @@ class Hostile:
     def _told(self, t: int, topic: str, name: str, x: Tensor) -> Tensor:
         if name == "accuracy":
             lie: Tensor | float = 1.0
-        elif name in MODELS:
+        elif name in MODELS and (topic == "models" or self.attack.kind != "nan"):
             lie = self._lie(t, f"{topic} {name}", x[self.rows])
         else:
             return x
