@@ -183,8 +183,8 @@ class AggregationConfig:
     """mix the momentum of SGD with the classifier; off, as in the paper, it stays with the client"""
     robust: Literal["none", "clip", "trimmed-mean", "median"] = "none"
     """mixing that withstands a minority of lying neighbours; trimmed-mean and median count all neighbours alike"""
-    clip: float = 1.0
-    """how far a neighbour can pull in clip, in median distances of the neighbours from the own model"""
+    clip: float = 0.3
+    """distance to which clip cuts a neighbour's model, as a share of the own model's length"""
     trim: int = 1
     """values that trimmed-mean drops at either end of each weight: as many neighbours may lie"""
 
