@@ -108,8 +108,8 @@ WIRES: dict[str, Values] = {
 
 
 def short_demo(seed: int) -> Config:
-    """The demo with 60 rounds; the generator takes more steps a round and is asked for samples once."""
-    values = {"rounds": 60, "pseudo.start": 20, "generator.iterations": 5, "generator.start": 50, "generator.every": 50}
+    """The demo with 40 rounds; the generator takes a step more in each and is asked for samples once."""
+    values = {"rounds": 40, "pseudo.start": 15, "generator.iterations": 3, "generator.start": 30, "generator.every": 50}
     return override(recipes.demo(seed=seed), SHORT | values | {"generator.samples": 20, "generator.validation": 20})
 
 
