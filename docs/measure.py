@@ -161,7 +161,7 @@ def main(words: list[str]) -> None:
     pages = {"robust": robust, "bandwidth": bandwidth}
     if not words or words[0] not in pages or (len(words) > 1 and (words[1] != "--seeds" or not words[2:3])):
         raise SystemExit(__doc__)
-    seeds = int(words[2]) if len(words) > 1 else 3
+    seeds = int(words[2]) if len(words) > 1 else 2
     for name, (plan, measures) in pages[words[0]](seeds).items():
         run_missing(plan, RUNS)
         text = table(plan, measures)
