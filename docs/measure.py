@@ -108,9 +108,10 @@ WIRES: dict[str, Values] = {
 
 
 def short_demo(seed: int) -> Config:
-    """The demo with 40 rounds; the generator takes a step more in each and is asked for samples once."""
-    values = {"rounds": 40, "pseudo.start": 15, "generator.iterations": 3, "generator.start": 30, "generator.every": 50}
-    return override(recipes.demo(seed=seed), SHORT | values | {"generator.samples": 20, "generator.validation": 20})
+    """The demo near IID with 60 rounds; the generator takes a step more in each and is asked for samples once."""
+    values = SHORT | {"rounds": 60, "alpha": 100.0, "pseudo.start": 20, "generator.iterations": 3}
+    once = {"generator.start": 50, "generator.every": 50, "generator.samples": 20, "generator.validation": 20}
+    return override(recipes.demo(seed=seed), values | once)
 
 
 def bandwidth(seeds: int) -> dict[str, tuple[Plan, Mapping[str, Measure]]]:

@@ -12,8 +12,10 @@ from semidfl.config import Config, override
 from semidfl.data.sources import load
 from semidfl.errors import ConfigError
 from semidfl.exchange.attack import Hostile, hostile, mislabelled
+from semidfl.exchange.base import Neighbourhood
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import prepare
+from semidfl.learn.aggregate import adaptive_weights
 from semidfl.topology import build
 from tests.helpers import random
 from tests.test_rounds import rounds_of, ten
@@ -145,3 +147,12 @@ def test_the_result_has_the_honest_apart(tmp_path: Path, capsys: Any) -> None:
     assert summary["honest_accuracy"] == pytest.approx(sum(honest) / 8)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["attackers"] == [2, 4]
     assert "attackers" not in semidfl.run(ten(rounds=1), tmp_path / "other").summary
+
+
+def test_a_claim_of_more_than_all_counts_as_all() -> None:
+    """Eq. 12 with an accuracy of a million would give the liar all the weight, with NaN nobody any."""
+    method, _ = prepare(ten(), load("digits"))
+    near = Neighbourhood.of(method.setup.graph, [0], [0, 2, 6, 7, 8], torch.device("cpu"))
+    claims = torch.tensor([0.5, 1e6, float("nan"), float("-inf"), 1.0], dtype=torch.float64)
+    honest = torch.tensor([0.5, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    assert torch.equal(method.weights(near, claims), adaptive_weights(honest, near))
