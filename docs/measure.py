@@ -108,10 +108,9 @@ WIRES: dict[str, Values] = {
 
 
 def short_demo(seed: int) -> Config:
-    """The demo near IID with 60 rounds; the generator takes a step more in each and is asked for samples once."""
-    values = SHORT | {"rounds": 60, "alpha": 100.0, "pseudo.start": 20, "generator.iterations": 3}
-    once = {"generator.start": 50, "generator.every": 50, "generator.samples": 20, "generator.validation": 20}
-    return override(recipes.demo(seed=seed), values | once)
+    """The demo with 40 rounds; the generator takes a step more in each and is asked for samples once."""
+    values = {"rounds": 40, "pseudo.start": 15, "generator.iterations": 3, "generator.start": 30, "generator.every": 50}
+    return override(recipes.demo(seed=seed), SHORT | values | {"generator.samples": 20, "generator.validation": 20})
 
 
 def bandwidth(seeds: int) -> dict[str, tuple[Plan, Mapping[str, Measure]]]:
@@ -162,7 +161,7 @@ def main(words: list[str]) -> None:
     pages = {"robust": robust, "bandwidth": bandwidth}
     if not words or words[0] not in pages or (len(words) > 1 and (words[1] != "--seeds" or not words[2:3])):
         raise SystemExit(__doc__)
-    seeds = int(words[2]) if len(words) > 1 else 2
+    seeds = int(words[2]) if len(words) > 1 else {"robust": 2, "bandwidth": 1}[words[0]]
     for name, (plan, measures) in pages[words[0]](seeds).items():
         run_missing(plan, RUNS)
         text = table(plan, measures)
