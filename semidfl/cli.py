@@ -151,6 +151,8 @@ def _done(result: "Result") -> int:
     s = result.summary
     print(f"accuracy {100 * s['accuracy']:.2f} ± {100 * s['std_over_clients']:.2f} % over the clients", end="")
     print(f" ({s['rounds']} rounds, {s['seconds']:.0f} s on {s['device']})")
+    if "attackers" in s:
+        print(f"accuracy {100 * s['honest_accuracy']:.2f} % over the honest; attackers: {s['attackers']}")
     print(f"run folder: {result.folder}")
     return 0
 

@@ -52,6 +52,8 @@ def at_once(config: Config) -> int:
     A GPU takes a hundred clients in little more time than ten; two CPU cores are full with one run.
     """
     device = choose_device(config)
+    if config.attack.kind != "none":
+        return 1
     return max(1, _CLIENTS // config.graph.clients) if device.type == "cuda" else 1
 
 
@@ -94,6 +96,8 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
     """
     if len({likeness(config) for config in configs}) != 1:
         raise ConfigError("runs train together only if they differ in nothing but seed, ratio, alpha and graph")
+    if len(configs) > 1 and configs[0].attack.kind != "none":  # who lies is drawn from a run's own clients
+        raise ConfigError(f"attack.kind = {configs[0].attack.kind!r}: runs with attackers train one by one")
     data = load(configs[0].data.dataset)
     parts = [prepare(config, data) for config in configs]
     with ExitStack() as stack:
