@@ -28,6 +28,8 @@ USAGE = """usage: semidfl COMMAND …
                                   --help lists the names and options
   compare RUN RUN … [--out DIR] [--format text|json]
                                   finished runs side by side: intervals, paired tests, and with --out the curves
+  watch RUN_OR_FOLDER … [--port N] [--host ADDRESS]
+                                  the live page of runs, while they go on and after; default: all in runs/
   data list                       the data sets and where they are
   data get NAME                   fetch a data set and verify it
   data check NAME_OR_FILE         what is in it
@@ -201,6 +203,13 @@ def _compare(words: list[str]) -> int:
     return 0
 
 
+def _watch(words: list[str]) -> int:
+    from semidfl.web.serve import options_of, watch
+
+    first = next((k for k, word in enumerate(words) if word.startswith("--")), len(words))
+    return watch(options_of(words[:first], dict(_flags(words[first:]))))
+
+
 def _data(words: list[str]) -> int:
     from semidfl.data import sources
 
@@ -233,5 +242,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "resume": _resume,
     "reproduce": _reproduce,
     "compare": _compare,
+    "watch": _watch,
     "data": _data,
 }

@@ -27,9 +27,11 @@ from semidfl.learn.generator import Generator
 from semidfl.methods import Method, find_method
 from semidfl.models.stacked import Network
 from semidfl.record import checkpoint
+from semidfl.record.clients import sample_grid, write_clients, write_confusion
 from semidfl.record.folder import RunFolder
 from semidfl.record.images import save_png
 from semidfl.record.log import RoundLog
+from semidfl.record.tensorboard import check_sink, opened
 from semidfl.rounds import one_round
 from semidfl.setup import Setup
 from semidfl.stop import Stop
@@ -53,18 +55,23 @@ class Result:
 
 def run(config: Config, folder: str | Path = "", overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Runs an experiment; `folder` defaults to runs/NAME."""
+    check_sink(config.compute.log)
     data = load(config.data.dataset)
     method, cohort = prepare(config, data)
     path = Path(folder or Path("runs") / config.name)
     with RunFolder.create(path, to_toml(config), overwrite) as kept, progress or Progress() as shown:
-        return _rounds(config, method, cohort, kept, shown, first=1)
+        write_clients(kept, data, method.setup, cohort)
+        result = _rounds(config, method, cohort, kept, shown, first=1)
+    return _reported(config, result)
 
 
 def resume(folder: str | Path, progress: Progress | None = None) -> Result:
     """Goes on where a run was stopped; ends with what it would have ended with."""
     with RunFolder.open(Path(folder)) as kept, progress or Progress() as shown:
         config = from_toml(kept.config_toml)
-        method, cohort = prepare(config, load(config.data.dataset))
+        check_sink(config.compute.log)
+        data = load(config.data.dataset)
+        method, cohort = prepare(config, data)
         done = 0
         if any(kept.checkpoints.glob("*.safetensors")):
             done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
@@ -72,7 +79,18 @@ def resume(folder: str | Path, progress: Progress | None = None) -> Result:
                 raise CheckpointError(f"{kept.checkpoints} holds a checkpoint of another config than config.toml")
             cohort.restore(tensors)
         kept.truncate(done)
-        return _rounds(config, method, cohort, kept, shown, first=done + 1)
+        write_clients(kept, data, method.setup, cohort)
+        result = _rounds(config, method, cohort, kept, shown, first=done + 1)
+    return _reported(config, result)
+
+
+def _reported(config: Config, result: Result) -> Result:
+    """The report comes last, when the result is safe: whatever goes wrong with it, the run has ended well."""
+    if config.compute.report:
+        from semidfl.report.html import at_the_end
+
+        at_the_end(result.folder)
+    return result
 
 
 def prepare(config: Config, data: Dataset, clients: Sequence[int] | None = None) -> tuple[Method, Cohort]:
@@ -109,13 +127,15 @@ def _learner(setup: Setup, clients: int, part: str) -> Learner:
 def _rounds(config: Config, method: Method, cohort: Cohort, kept: RunFolder, shown: Progress, first: int) -> Result:
     shown.start(config.rounds, first, list(method.setup.graph.roles))
     done, every = first - 1, config.compute.checkpoint_every
-    with Stop() as stop:
+    with Stop() as stop, opened(config.compute.log, kept.path, first) as sink:
         for record in train(config, method, cohort, MemoryExchange(cohort.ids), first):
             done = record["round"]
             kept.append(record)
+            if sink is not None:
+                sink.write(record)
             shown.update(done, record)
             if "generated_kept" in record:
-                _save_samples(kept, done, cohort)
+                _save_samples(kept, done, cohort, method.setup.space.classes)
             last = stop.requested or done == config.rounds
             if last or (every and done % every == 0):
                 _checkpoint(config, kept, done, cohort)
@@ -124,6 +144,7 @@ def _rounds(config: Config, method: Method, cohort: Cohort, kept: RunFolder, sho
     if done < config.rounds:
         raise Stopped(f"stopped after round {done}; go on with: semidfl resume {kept.path}")
     _save_models(kept, method, cohort)
+    write_confusion(kept, method.setup, cohort)
     summary = summarise(config, kept.records(), method.setup.device)
     kept.write_summary(summary)
     return Result(kept.path, summary)
@@ -207,8 +228,9 @@ def _save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
             checkpoint.save_model(kept.models / f"{part}-{client:04d}.safetensors", one, meta)
 
 
-def _save_samples(kept: RunFolder, t: int, cohort: Cohort, across: int = 10) -> None:
-    """The first generated images of up to ten clients, a row each; columns run through the classes."""
+def _save_samples(kept: RunFolder, t: int, cohort: Cohort, classes: int) -> None:
+    """The first generated images of the first clients, a row each; columns run through the classes."""
     assert cohort.synthetic is not None
-    images = cohort.synthetic.images[:10, : 2 * across].cpu().numpy()
+    rows, columns = sample_grid(*cohort.synthetic.images.shape[:2], classes)
+    images = cohort.synthetic.images[:rows, :columns].cpu().numpy()
     save_png(kept.samples / f"round-{t:06d}.png", images, scale=max(1, 64 // images.shape[-1]))

@@ -7,6 +7,7 @@ when its summary.json is there. Stopped at any moment, the same command goes on 
 import json
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,7 @@ def finished(folder: Path) -> dict[str, Any] | None:
 
 
 def _run_one(config: Config, folder: Path, progress: Progress) -> dict[str, Any]:
+    config = replace(config, compute=replace(config.compute, report=False))  # the table is the report
     if _resumable(folder):
         with RunFolder.open(folder) as kept:
             # The hash leaves out where and how a run is computed: that is as asked for now.

@@ -36,7 +36,7 @@ class MixMatch(Baseline):
             return None
         p = self.guess(t, cohort, config.views, config.sharpen)
         valid = cohort.shards.unlabelled.valid()
-        report(log, cohort, p.argmax(2), valid)
+        report(log, cohort, p.shape[2], p.argmax(2), valid)
         return PseudoLabels(p, valid)
 
     def mixup_beta(self) -> float:

@@ -1,0 +1,1 @@
+def at_the_end(folder): pass
