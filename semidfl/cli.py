@@ -28,6 +28,7 @@ USAGE = """usage: semidfl COMMAND …
                                   --help lists the names and options
   compare RUN RUN … [--out DIR] [--format text|json]
                                   finished runs side by side: intervals, paired tests, and with --out the curves
+  report RUN … [--out FILE]       one HTML file: result, curves, graph, confusion, images; default: RUN/report.html
   watch RUN_OR_FOLDER … [--port N] [--host ADDRESS]
                                   the live page of runs, while they go on and after; default: all in runs/
   data list                       the data sets and where they are
@@ -203,6 +204,18 @@ def _compare(words: list[str]) -> int:
     return 0
 
 
+def _report(words: list[str]) -> int:
+    from semidfl.report.html import write_report
+
+    first = next((k for k, word in enumerate(words) if word.startswith("--")), len(words))
+    flags = dict(_flags(words[first:]))
+    if not words[:first] or set(flags) - {"out"}:
+        raise ConfigError("usage: semidfl report RUN … [--out FILE]")
+    default = Path(words[0]) / "report.html" if first == 1 else Path("report.html")
+    print(f"written: {write_report(words[:first], Path(flags.get('out', default)))}")
+    return 0
+
+
 def _watch(words: list[str]) -> int:
     from semidfl.web.serve import options_of, watch
 
@@ -242,6 +255,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "resume": _resume,
     "reproduce": _reproduce,
     "compare": _compare,
+    "report": _report,
     "watch": _watch,
     "data": _data,
 }
