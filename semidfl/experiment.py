@@ -231,6 +231,6 @@ def _save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
 def _save_samples(kept: RunFolder, t: int, cohort: Cohort, classes: int) -> None:
     """The first generated images of the first clients, a row each; columns run through the classes."""
     assert cohort.synthetic is not None
-    rows, columns = sample_grid(*cohort.synthetic.images.shape[:2], classes)
+    rows, columns = sample_grid(len(cohort.ids), cohort.synthetic.images.shape[1], classes)
     images = cohort.synthetic.images[:rows, :columns].cpu().numpy()
     save_png(kept.samples / f"round-{t:06d}.png", images, scale=max(1, 64 // images.shape[-1]))

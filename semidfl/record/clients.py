@@ -1,4 +1,4 @@
-"""What a run's readers want to know besides its figures: clients.json, once at the start, and confusion.json at the end.
+"""What a run's readers want besides its figures: clients.json, once at the start, and confusion.json at the end.
 
     clients.json     "own": ids of the clients that this folder's figures are of, in their order (a peer: its own id)
                      "roles": a letter for every client of the graph;  "edges": [[i, j], …], i < j

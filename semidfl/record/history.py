@@ -229,7 +229,9 @@ def _config(folder: Path) -> Config:
     except OSError as error:
         raise RunFolderError(f"cannot read {folder / 'config.toml'}: {error.strerror}") from None
     except (SemiDFLError, ValueError) as error:
-        raise RunFolderError(f"{folder / 'config.toml'} is of another version of semidfl, or damaged: {error}") from None
+        raise RunFolderError(
+            f"{folder / 'config.toml'} is of another version of semidfl, or damaged: {error}"
+        ) from None
 
 
 def _from_config(config: Config) -> dict[str, Any]:

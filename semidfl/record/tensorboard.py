@@ -25,7 +25,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         # On a resume, what a killed run had written of later rounds is struck out.
-        self._writer: Any = SummaryWriter(str(folder), purge_step=first)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder), purge_step=first)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Add the figures of one round."""

@@ -43,9 +43,7 @@ def topologies_figure() -> "Figure":
     return figure
 
 
-def draw_graph(
-    ax: "Axes", graph: topology.Topology, widths: Mapping[tuple[int, int], float] | None = None
-) -> None:
+def draw_graph(ax: "Axes", graph: topology.Topology, widths: Mapping[tuple[int, int], float] | None = None) -> None:
     """A graph with its clients in the colours of their roles; the roles are labelled for a legend.
 
     `widths`: of the edges (i, j), i < j, in points

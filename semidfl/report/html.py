@@ -134,7 +134,9 @@ def _chapter(run: History) -> Chapter:
         clients=_client_rows(run, values)[:_ROWS],
         left_out=max(0, len(run.clients.own) - _ROWS),
         config=to_toml(run.config).strip(),
-        commands=[f"semidfl run {shlex.quote(str(run.folder / 'config.toml'))} --name {shlex.quote(run.name + '-again')}"],
+        commands=[
+            f"semidfl run {shlex.quote(str(run.folder / 'config.toml'))} --name {shlex.quote(run.name + '-again')}"
+        ],
     )
 
 

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["confusion_figure", "confusions_figure", "cost_figure", "curves", "graph_figure", "holdings_figure", "pseudo_figure", "svg"]
+__all__ = [
+    "confusion_figure",
+    "confusions_figure",
+    "cost_figure",
+    "curves",
+    "graph_figure",
+    "holdings_figure",
+    "pseudo_figure",
+    "svg",
+]
 
 _POINTS = 250
 _SMALL = 12
@@ -168,7 +177,15 @@ def _matrix(ax: "Axes", matrix: npt.NDArray[np.int64], title: str, classes: Sequ
     if len(matrix) <= 12:
         for (i, j), n in np.ndenumerate(matrix):
             if n:
-                ax.text(j, i, str(n), ha="center", va="center", fontsize=7.5, color="white" if share[i, j] > 0.5 else "black")
+                ax.text(
+                    j,
+                    i,
+                    str(n),
+                    ha="center",
+                    va="center",
+                    fontsize=7.5,
+                    color="white" if share[i, j] > 0.5 else "black",
+                )
     every = range(0, len(matrix), max(1, len(matrix) // 12))
     words = [_short(classes[k]) if k < len(classes) else str(k) for k in every]
     ax.set_xticks(list(every), words, fontsize=8, rotation=90 if max(map(len, words)) > 2 else 0)
@@ -191,7 +208,9 @@ def cost_figure(run: History) -> "Figure | None":
     clients = max(1, len(run.clients.own))
     figure, axes = blank(1, 2, 4.6, 2.4)
     _bars(axes[0][0], totals, "seconds, whole run", COLOURS[1])
-    _bars(axes[0][1], {k: sum(v) / 1e6 / clients for k, v in sent.items()}, "MB sent by a client, whole run", COLOURS[0])
+    _bars(
+        axes[0][1], {k: sum(v) / 1e6 / clients for k, v in sent.items()}, "MB sent by a client, whole run", COLOURS[0]
+    )
     return figure
 
 

@@ -6,13 +6,14 @@ All lines are thinned to what a screen can show, so that a page of 100 clients a
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from semidfl.record.history import History
-from semidfl.web.look import Look
+from semidfl.web.look import FONT, Look
 
 __all__ = ["accuracy", "bytes_sent", "comparison", "holdings", "precision", "pseudo_labels", "seconds", "thresholds"]
 
@@ -75,19 +76,28 @@ def precision(run: History, look: Look) -> Options:
     for line in lines[:2]:
         line["lineStyle"]["type"] = [4, 3]
     least = float(rows.min()) if rows.size else 0.0
-    return _plot(
-        look, "round", "right pseudo-labels, %", run.config.rounds, lines, low=20 * (least // 20), high=100
-    )
+    return _plot(look, "round", "right pseudo-labels, %", run.config.rounds, lines, low=20 * (least // 20), high=100)
 
 
 def classes_labelled(run: History, look: Look) -> Options:
     """Of each class, the pseudo-labels of the last round that had any: right, wrong, truth not known."""
-    last = next((r for r in reversed(run.records) if "pseudo_given" in r), {})
+    last: dict[str, Any] = next((r for r in reversed(run.records) if "pseudo_given" in r), {})
     given, right, wrong = (np.array(last.get(f"pseudo_{part}", []), dtype=int) for part in ("given", "right", "wrong"))
-    parts = {"right": (right, look.right), "wrong": (wrong, look.wrong), "truth unknown": (given - right - wrong, look.faint)}
+    parts = {
+        "right": (right, look.right),
+        "wrong": (wrong, look.wrong),
+        "truth unknown": (given - right - wrong, look.faint),
+    }
     shown = {name: part for name, part in parts.items() if part[0].size and (name != "truth unknown" or part[0].any())}
     bars = [
-        {"name": name, "type": "bar", "stack": "all", "data": counts.tolist(), "itemStyle": {"color": colour}, "barMaxWidth": 26}
+        {
+            "name": name,
+            "type": "bar",
+            "stack": "all",
+            "data": counts.tolist(),
+            "itemStyle": {"color": colour},
+            "barMaxWidth": 26,
+        }
         for name, (counts, colour) in shown.items()
     ]
     options = _plot(look, "class given", "pseudo-labels of this class", 0, bars, low=0)
@@ -171,7 +181,7 @@ def binned(rounds: Sequence[int], values: Sequence[float], most: int) -> list[li
     """[round, mean] of at most `most` stretches: sums that a thinned line would miss are kept."""
     edges = np.linspace(0, len(rounds), min(most, len(rounds)) + 1).astype(int)
     array = np.array(values, dtype=np.float64)
-    return [[rounds[b - 1], float(f"{array[a:b].mean():.4g}")] for a, b in zip(edges, edges[1:], strict=False)]
+    return [[rounds[b - 1], float(f"{array[a:b].mean():.4g}")] for a, b in pairwise(edges)]
 
 
 def unlabelled(run: History) -> int:
@@ -231,7 +241,7 @@ def _plot(
     """Lines over the rounds, with room for the names of the axes at any width."""
     return {
         "animation": False,
-        "textStyle": {"fontFamily": "inherit"},
+        "textStyle": {"fontFamily": FONT},
         "grid": {"left": 10, "right": 18, "top": 34, "bottom": 30, "containLabel": True},
         "tooltip": {
             "trigger": "axis",
@@ -244,7 +254,12 @@ def _plot(
         "xAxis": _axis(look, x, type="value", min=0, max=max(1, rounds), minInterval=1),
         "yAxis": _axis(look, "", upright=True, type="value", min=low, max=high),
         # As a title: the name of the axis itself would be cut off where the numbers beside it are short.
-        "title": {"text": y, "left": 4, "top": 2, "textStyle": {"color": look.faint, "fontSize": 12, "fontWeight": 400}},
+        "title": {
+            "text": y,
+            "left": 4,
+            "top": 2,
+            "textStyle": {"color": look.faint, "fontSize": 12, "fontWeight": 400},
+        },
         "series": series,
     }
 
@@ -300,7 +315,8 @@ def _heat(
 ) -> Options:
     """A coloured table, its scale above."""
     options = _plot(look, x[0], y[0], 0, [{"name": unit, "type": "heatmap", "data": cells, "progressive": 0}])
-    options["grid"] |= {"top": 56}
+    options["grid"] |= {"top": 58}
+    options["title"]["top"] = 34
     options["xAxis"] = _axis(look, x[0], type="category", data=x[1])
     options["yAxis"] = _axis(look, "", upright=True, type="category", data=y[1])
     for axis in ("xAxis", "yAxis"):

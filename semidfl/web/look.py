@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-__all__ = ["DARK", "LIGHT", "Look", "MEANINGS"]
+__all__ = ["DARK", "FONT", "LIGHT", "MEANINGS", "Look"]
 
+FONT = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
+"""said in full: a canvas does not know `inherit`"""
 MEANINGS = {"L": "labels", "M": "some labels", "U": "no label"}
 
 

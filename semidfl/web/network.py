@@ -1,4 +1,4 @@
-"""The graph of the clients as a chart: colours by role, edges as wide as the models weigh, those who are gone marked."""
+"""The graph of the clients as a chart: colours by role, edges as wide as the models weigh, who is gone marked."""
 
 from functools import lru_cache
 from typing import Any
@@ -7,7 +7,7 @@ import networkx as nx
 import numpy as np
 
 from semidfl.record.history import History
-from semidfl.web.look import MEANINGS, Look
+from semidfl.web.look import FONT, MEANINGS, Look
 
 __all__ = ["GONE", "network"]
 
@@ -23,10 +23,10 @@ def network(run: History, look: Look) -> dict[str, Any]:
     place = _layout(len(known.roles), tuple(known.edges))
     accuracies = _latest(run)
     nodes = [_node(i, place[i], run, look, absent.get(i, 0), accuracies.get(i)) for i in place]
-    links = [_link(i, j, mixing, look, bool(absent.keys() & {i, j})) for i, j in known.edges]
+    links = [_link(i, j, mixing, look, bool(absent.keys() & {i, j}), len(place) <= 40) for i, j in known.edges]
     return {
         "animation": False,
-        "textStyle": {"fontFamily": "inherit"},
+        "textStyle": {"fontFamily": FONT},
         "tooltip": {
             "confine": True,
             "backgroundColor": look.card,
@@ -37,6 +37,7 @@ def network(run: History, look: Look) -> dict[str, Any]:
             {
                 "type": "graph",
                 "layout": "none",
+                "preserveAspect": True,
                 "data": nodes,
                 "links": links,
                 "left": 34,
@@ -49,7 +50,9 @@ def network(run: History, look: Look) -> dict[str, Any]:
     }
 
 
-def _node(i: int, place: tuple[float, float], run: History, look: Look, away: int, accuracy: float | None) -> dict[str, Any]:
+def _node(
+    i: int, place: tuple[float, float], run: History, look: Look, away: int, accuracy: float | None
+) -> dict[str, Any]:
     role, many = run.clients.role(i), len(run.clients.roles)
     size = 34 if many <= 14 else 24 if many <= 40 else 13
     words = [f"client {i}: {MEANINGS[role]}"]
@@ -77,7 +80,7 @@ def _node(i: int, place: tuple[float, float], run: History, look: Look, away: in
     }
 
 
-def _link(i: int, j: int, mixing: dict[tuple[int, int], float], look: Look, broken: bool) -> dict[str, Any]:
+def _link(i: int, j: int, mixing: dict[tuple[int, int], float], look: Look, broken: bool, few: bool) -> dict[str, Any]:
     heard = [mixing[pair] for pair in ((i, j), (j, i)) if pair in mixing]
     weight = sum(heard) / len(heard) if heard else 0.0
     words = [f"{a} takes {100 * mixing[a, b]:.1f} % from {b}" for a, b in ((i, j), (j, i)) if (a, b) in mixing]
@@ -86,7 +89,7 @@ def _link(i: int, j: int, mixing: dict[tuple[int, int], float], look: Look, brok
         "target": str(j),
         "tooltip": {"formatter": "<br>".join(words) or f"{i} and {j} are neighbours"},
         "lineStyle": {
-            "width": round(1 + 18 * weight, 2) if heard else 1.2,
+            "width": round((1 + 18 * weight) * (1 if few else 0.4), 2) if heard else 1.2,
             "color": look.alarm if broken else look.faint,
             "type": "dashed" if broken else "solid",
             "opacity": 0.5,
@@ -105,7 +108,9 @@ def _latest(run: History) -> dict[int, float]:
 @lru_cache(maxsize=32)
 def _layout(clients: int, edges: tuple[tuple[int, int], ...]) -> Place:
     """Few on a circle, where every edge is seen; more of them by springs, where neighbours lie together."""
-    circle = {i: (float(np.sin(a)), float(-np.cos(a))) for i, a in enumerate(np.arange(clients) * 2 * np.pi / max(1, clients))}
+    circle = {
+        i: (float(np.sin(a)), float(-np.cos(a))) for i, a in enumerate(np.arange(clients) * 2 * np.pi / max(1, clients))
+    }
     if clients <= 14 or clients > 400 or len(edges) > 3000:
         return circle
     graph: nx.Graph[int] = nx.Graph(edges)

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
+from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import FileResponse
 from nicegui import ui
 
@@ -28,7 +30,8 @@ _COMPARED = 7
 """runs compared from the start, if the page was opened on several"""
 _MARK = """<svg width="26" height="26" viewBox="0 0 26 26" aria-hidden="true">
 <line x1="6" y1="7" x2="20" y2="8"/><line x1="6" y1="7" x2="11" y2="20"/><line x1="20" y1="8" x2="11" y2="20"/>
-<circle class="l" cx="6" cy="7" r="4.2"/><circle class="m" cx="20" cy="8" r="4.2"/><circle class="u" cx="11" cy="20" r="4.2"/></svg>"""
+<circle class="l" cx="6" cy="7" r="4.2"/><circle class="m" cx="20" cy="8" r="4.2"/>
+<circle class="u" cx="11" cy="20" r="4.2"/></svg>"""
 
 
 class Library:
@@ -48,6 +51,12 @@ class Library:
         alike = [run.resolve().name for run in found]
         return {str(run) if alike.count(run.resolve().name) > 1 else run.resolve().name: run for run in found}
 
+    def warm(self) -> None:
+        """Read the run that a visitor sees first, before one comes."""
+        for name in list(self.names())[:1]:
+            with suppress(SemiDFLError):
+                self.open(name).refresh()
+
     def open(self, name: str) -> History:
         folder = self.names()[name]
         if folder not in self._open:
@@ -55,8 +64,8 @@ class Library:
         return self._open[folder]
 
 
-def application(places: Sequence[str]) -> FastAPI:
-    """The page and its pictures."""
+def application(places: Sequence[str], far: bool = False) -> FastAPI:
+    """The page and its pictures; `far` browsers get what they load packed."""
     library, app = Library(places), FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/picture")
@@ -70,7 +79,15 @@ def application(places: Sequence[str]) -> FastAPI:
     def page(request: Request, run: str = "") -> None:
         Page(library, run, request.cookies.get("semidfl-theme", ""))
 
-    ui.run_with(app, tailwind=False, title="semidfl", binding_refresh_interval=None, show_welcome_message=False)
+    library.warm()
+    ui.run_with(
+        app,
+        tailwind=False,  # the page has its own style sheet
+        title="semidfl",
+        binding_refresh_interval=None,
+        show_welcome_message=False,
+        gzip_middleware_factory=GZipMiddleware if far else None,  # on one machine packing takes longer than sending
+    )
     return app
 
 
@@ -258,7 +275,9 @@ class Page:
         last = values[-1] * 100 if tested else None
         spread = f"± {last.std():.2f}" if last is not None and len(last) > 1 else ""
         self._tiles["Accuracy"].show(
-            "–" if last is None else f"{last.mean():.2f} %", spread, f"after round {tested[-1]}" if tested else "no test yet"
+            "–" if last is None else f"{last.mean():.2f} %",
+            spread,
+            f"after round {tested[-1]}" if tested else "no test yet",
         )
         pace = words.pace(run)
         left = f"{words.duration(pace * (rounds - run.rounds))} left" if state == "running" and pace else ""
@@ -279,7 +298,11 @@ class Page:
 
     def _show_accuracy(self, run: History, look: Look) -> None:
         self._accuracy_card.say(words.accuracy_words(run))
-        roles = [(f"{r}: {MEANINGS[r]}", look.roles[r], "") for r in "LMU" if r in {run.clients.role(i) for i in run.clients.own}]
+        roles = [
+            (f"{r}: {MEANINGS[r]}", look.roles[r], "")
+            for r in "LMU"
+            if r in {run.clients.role(i) for i in run.clients.own}
+        ]
         self._role_keys.set_content(keys([*roles, ("mean", look.ink, "")]))
         self._accuracy.show(charts.accuracy(run, look))
         self._network_card.show(bool(run.clients.edges))
@@ -313,7 +336,9 @@ class Page:
         self._given.show(charts.pseudo_labels(run, look))
         self._right_card.show(right is not None)
         self._right_card.say(f"{100 * (right or 0):.1f} % in the last round; the truth is used for this chart only.")
-        self._right_keys.set_content(keys([("all clients", look.series[2], ""), ("best and worst client", look.faint, "")]))
+        self._right_keys.set_content(
+            keys([("all clients", look.series[2], ""), ("best and worst client", look.faint, "")])
+        )
         self._right.show(charts.precision(run, look))
         by_class = any("pseudo_given" in r for r in run.records)
         self._class_card.show(by_class)

@@ -2,6 +2,7 @@
 
 import secrets
 import socket
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -51,8 +52,9 @@ def watch(options: Options) -> int:
         from semidfl.web.page import application
 
         token = "" if is_loopback(options.host) else secrets.token_urlsafe(24)
+        app = application(options.places, far=bool(token))
         _announce(options, listening.getsockname()[1], token)
-        _serve(Guard(application(options.places), token), listening)
+        _serve(Guard(app, token), listening)
     return 0
 
 
@@ -81,7 +83,9 @@ def _announce(options: Options, port: int, token: str) -> None:
     name = f"[{options.host}]" if ":" in options.host else options.host
     if name in ("0.0.0.0", "[::]"):  # noqa: S104  compared with, not bound
         name = socket.gethostname()
-    print(f"watching {', '.join(options.places)}: http://{name}:{port}/{'?token=' + token if token else ''}", flush=True)
+    print(
+        f"watching {', '.join(options.places)}: http://{name}:{port}/{'?token=' + token if token else ''}", flush=True
+    )
     if token:
         print("whoever has this address sees the runs; without TLS, so can who listens on the way", flush=True)
     print("Ctrl-C ends it; the runs go on", flush=True)
@@ -90,5 +94,7 @@ def _announce(options: Options, port: int, token: str) -> None:
 def _serve(guard: Guard, listening: socket.socket) -> None:
     import uvicorn
 
+    # NiceGUI looks through all objects for its server, and trips over an old name in torch.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="nicegui")
     config = uvicorn.Config(guard, log_level="warning", access_log=False, lifespan="on", ws_max_size=2**22)
     uvicorn.Server(config).run(sockets=[listening])

@@ -26,7 +26,9 @@ def accuracy_words(run: History) -> str:
 
 def network_words(run: History) -> str:
     absent = run.absent()
-    some = [f"client {i} {'gone' if n >= GONE else 'late'} ({n} round{'s' * (n > 1)})" for i, n in sorted(absent.items())]
+    some = [
+        f"client {i} {'gone' if n >= GONE else 'late'} ({n} round{'s' * (n > 1)})" for i, n in sorted(absent.items())
+    ]
     if some:
         text = ", ".join(some)
         return f"{text[0].upper()}{text[1:]}."
@@ -67,7 +69,9 @@ def time_words(run: History) -> str:
 def traffic(run: History) -> tuple[float, float]:
     """Bytes that an own client sends in a round (the last), and has sent in all."""
     _, parts = run.named("bytes_sent")
-    totals = np.array(list(parts.values()), dtype=np.float64).sum(0) / max(1, len(run.clients.own)) if parts else np.zeros(0)
+    totals = (
+        np.array(list(parts.values()), dtype=np.float64).sum(0) / max(1, len(run.clients.own)) if parts else np.zeros(0)
+    )
     return (float(totals[-1]), float(totals.sum())) if len(totals) else (0.0, 0.0)
 
 
