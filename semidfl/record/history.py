@@ -119,13 +119,13 @@ class History:
         self._offset += len(new)
         self._mark = (self._mark + new)[-_MARK:]
         *lines, self._rest = (self._rest + new).split(b"\n")
-        for number, line in enumerate(lines):
+        for line in lines:
             try:
                 self._add(json.loads(line))
             except (ValueError, KeyError, TypeError):
-                raise RunFolderError(
-                    f"line {len(self.records) + number + 1} of {self.folder / 'metrics.jsonl'} is damaged"
-                ) from None
+                number = len(self.records) + 1
+                self._start()  # so that the next look says the same
+                raise RunFolderError(f"line {number} of {self.folder / 'metrics.jsonl'} is damaged") from None
         return bool(lines)
 
     def _add(self, record: dict[str, Any]) -> None:

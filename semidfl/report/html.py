@@ -117,15 +117,13 @@ def _labelled_curves(runs: Sequence[History]) -> dict[str, Any]:
 
 def _chapter(run: History) -> Chapter:
     values, summary = _result(run), run.summary or {}
-    low, high = (f"{100 * x:.2f}" for x in bootstrap(values)) if len(values) > 1 else ("", "")
     headline = f"{100 * values.mean():.2f} %" if len(values) else "no test yet"
-    over = f"± {100 * values.std():.2f} over {len(values)} clients; 95 % interval of the mean {low} to {high} %"
     rows, columns = run.clients.samples.get("clients", []), run.clients.samples.get("classes", [])
     return Chapter(
         name=run.name,
         facts=_facts(run, summary),
         headline=headline,
-        interval=over if len(values) > 1 else "",
+        interval=_interval(values),
         state=_state(run),
         figures={name: portraits.svg(draw(run)) for name, draw in _FIGURES.items()},
         pictures=_pictures(run),
@@ -157,6 +155,13 @@ def _result(run: History) -> Any:
         return np.array([x or 0.0 for x in run.summary["per_client"]], dtype=np.float64)
     values = np.nan_to_num(run.table("accuracy")[1])
     return values[-run.config.evaluation.last :].mean(0) if len(values) else np.zeros(0)
+
+
+def _interval(values: Any) -> str:
+    if len(values) < 2:
+        return ""
+    low, high = bootstrap(100 * values)
+    return f"± {100 * values.std():.2f} over {len(values)} clients; 95 % interval of the mean {low:.2f} to {high:.2f} %"
 
 
 def _state(run: History) -> str:
