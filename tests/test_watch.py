@@ -100,7 +100,9 @@ class Server:
 
     def close(self) -> str:
         self.process.terminate()
-        out, _ = self.process.communicate(timeout=20)
+        assert self.process.stdout is not None
+        out = self.process.stdout.read()
+        self.process.wait(timeout=20)
         return out
 
 
@@ -186,20 +188,25 @@ class Visit:
         self.context.close()
 
 
+# What the first chart has drawn of the mean, asked of ECharts itself.
+POINTS = "getElement(document.querySelector('.nicegui-echart').id.slice(1)).chart.getOption().series.at(-1).data.length"
+
+
 def overlaps(page: Any) -> list[str]:
     """Pairs of texts and controls that lie over each other, and what sticks out at the right."""
     return page.evaluate(
         """() => {
           const found = [], wide = document.documentElement.clientWidth;
-          const pieces = [...document.querySelectorAll('h2, .said, .keys span, .tile .figure, .tile .more, .tools > *, .round, .state')]
-            .filter(e => e.offsetParent);
+          const what = 'h2, .said, .keys span, .tile .figure, .tile .more, .tools > *, .round, .state';
+          const pieces = [...document.querySelectorAll(what)].filter(e => e.offsetParent);
           const boxes = pieces.map(e => e.getBoundingClientRect());
           boxes.forEach((a, i) => {
             if (a.width && a.right > wide + 1 && !pieces[i].closest('.scroll, .gallery'))
               found.push('sticks out: ' + pieces[i].innerText);
             boxes.forEach((b, j) => {
               if (j <= i || pieces[i].contains(pieces[j]) || pieces[j].contains(pieces[i])) return;
-              const x = Math.min(a.right, b.right) - Math.max(a.left, b.left), y = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+              const x = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+              const y = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
               const stuck = pieces[i].closest('.top') || pieces[j].closest('.top');
               if (x > 2 && y > 2 && !stuck) found.push(pieces[i].innerText + ' | ' + pieces[j].innerText);
             });
@@ -214,7 +221,7 @@ def test_a_live_run(browser: Any, server: Server, place: Path, width: int) -> No
     """The curves advance, the slider moves, a second run opens, the theme switches, and nothing leaves the machine."""
     name = f"live-{width}"
     run = subprocess.Popen(
-        [*SEMIDFL, "run", "paper", *flags(name=name, rounds=2000, evaluation__every=1)],
+        [*SEMIDFL, "run", "paper", *flags(name=name, rounds=400, evaluation__every=1)],
         cwd=place,
         stdout=subprocess.DEVNULL,
     )
@@ -227,12 +234,9 @@ def test_a_live_run(browser: Any, server: Server, place: Path, width: int) -> No
         visit = Visit(browser, f"{server.base}?run={name}", width)
         page = visit.page
         assert page.locator(".state").inner_text() == "running"
-        first = visit.said("Accuracy of every client")
-        shown = int(first.rpartition("round ")[2].rstrip("."))
         picture = page.locator("canvas").first.screenshot()
-        visit.wait_for(
-            f"parseInt(document.querySelector('section[aria-label=\"Accuracy of every client\"] .said').innerText.match(/round (\\\\d+)/)[1]) >= {shown + 3}"
-        )
+        drawn = page.evaluate(POINTS)
+        visit.wait_for(f"{POINTS} >= {drawn + 8}")
         assert page.locator("canvas").first.screenshot() != picture
         run.terminate()  # as Ctrl-C does: it stops after its round
         run.wait(timeout=60)
@@ -254,7 +258,7 @@ def _slide(visit: Visit) -> None:
     """By the keyboard alone."""
     page = visit.page
     last = page.locator(".round").inner_text()
-    thumb = page.locator("[role=slider]")
+    thumb = page.locator("[role=slider] [tabindex='0']")
     thumb.focus()
     page.keyboard.press("ArrowLeft")
     visit.wait_for(f"document.querySelector('.round').innerText !== '{last}'")
@@ -268,7 +272,7 @@ def _slide(visit: Visit) -> None:
 
 def _second_run(visit: Visit) -> None:
     page = visit.page
-    page.locator("[aria-label='run to show']").first.click()
+    page.locator(".pick").click()
     page.locator(".q-menu .q-item", has_text="first").click()
     visit.wait_for("document.querySelector('.state').innerText === 'finished'")
     visit.wait_for("document.querySelector('.page').innerText.includes('after round 60')")
@@ -291,86 +295,63 @@ def _theme(visit: Visit) -> None:
     assert page.evaluate("document.body.classList.contains('body--dark')")
 
 
-def test_the_systems_theme_is_followed(browser: Any, server: Server) -> None:
+def test_by_keyboard_and_in_the_systems_theme(browser: Any, server: Server) -> None:
     visit = Visit(browser, f"{server.base}?run=first", 1400, "dark")
     visit.wait_for("document.body.classList.contains('body--dark')")
-    visit.close()
-
-
-def test_every_control_is_reached_by_the_keyboard(browser: Any, server: Server) -> None:
-    visit = Visit(browser, f"{server.base}?run=first", 1400)
     reached = set()
     for _ in range(30):
         visit.page.keyboard.press("Tab")
-        reached.add(
-            visit.page.evaluate(
-                "(e => e.getAttribute('aria-label') || e.getAttribute('role') || e.innerText.trim())(document.activeElement)"
-            )
-        )
-    wanted = {"run to show", "switch to the dark theme", "runs to compare", "play through the rounds"}
-    assert wanted <= reached, reached
-    assert {"client of the images", "class of the images", "labelled", "Settings"} <= reached, reached
+        label = "(e => e.getAttribute('aria-label') || e.innerText.trim())(document.activeElement)"
+        reached.add(visit.page.evaluate(label))
+    wanted = {"run", "switch to the light theme", "play through the rounds", "labelled", "Settings"}
+    assert wanted | {"client", "class", "runs"} <= reached, reached
     visit.close()
 
 
 @pytest.mark.parametrize(("clients", "limit"), [(10, 2.0), (100, 4.0)])
-def test_a_long_run_opens_soon(browser: Any, tmp_path: Path, clients: int, limit: float) -> None:
-    """500 rounds; measured alone on two cores: 1.5 s with 10 clients, 1.8 s with 100 (docs/log.md).
+def test_a_long_run_opens_soon(browser: Any, server: Server, place: Path, clients: int, limit: float) -> None:
+    """500 rounds; measured alone on two cores: docs/log.md.
 
-    The best of three, and three times the limit: other tests and builds may share the machine.
+    The best of two, and three times the limit: other tests and builds may share the machine.
     """
-    make_run(tmp_path / "long", clients=clients, rounds=500, **{"generator.samples": 20})
-    server = Server("long", cwd=tmp_path)
-    try:
-        server.get("")
-        times, switches = [], []
-        for _ in range(3):
-            start = time.perf_counter()
-            visit = Visit(browser, server.base, 1400)
-            times.append(time.perf_counter() - start)
-            start = time.perf_counter()
-            visit.page.locator("button[aria-label='switch to the dark theme']").click()
-            visit.wait_for("document.body.classList.contains('body--dark')")
-            switches.append(time.perf_counter() - start)
-            visit.close()
-        print(f"{clients} clients: opens in {min(times):.2f} s, switches its theme in {min(switches):.2f} s")
-        assert min(times) < 3 * limit
-        assert min(switches) < 3
-    finally:
-        server.close()
+    make_run(place / "runs" / f"long-{clients}", clients=clients, rounds=500)
+    times, switches = [], []
+    for _ in range(2):
+        start = time.perf_counter()
+        visit = Visit(browser, f"{server.base}?run=long-{clients}", 1400)
+        times.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        visit.page.locator("button[aria-label='switch to the dark theme']").click()
+        visit.wait_for("document.body.classList.contains('body--dark')")
+        switches.append(time.perf_counter() - start)
+        if len(times) == 2:
+            assert _load(server.process.pid) < 0.25  # an open page leaves the processors to the training
+        visit.close()
+    print(f"{clients} clients: opens in {min(times):.2f} s, switches its theme in {min(switches):.2f} s")
+    assert min(times) < 3 * limit
+    assert min(switches) < 3
 
 
-def test_the_page_of_a_peer(browser: Any, tmp_path: Path) -> None:
+def _load(pid: int) -> float:
+    """Processor seconds a second."""
+
+    def spent() -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    time.sleep(1.0)  # until the theme is drawn
+    before = spent()
+    time.sleep(2.0)
+    return (spent() - before) / 2
+
+
+def test_the_page_of_a_peer(browser: Any, server: Server, place: Path) -> None:
     """One client of its own, a neighbour gone."""
-    folder = make_run(tmp_path / "peer", rounds=30, done=12, missing=[7])
+    folder = make_run(place / "runs" / "peer", rounds=30, done=12, missing=[7])
     (folder / ".lock").write_text("")
     known = (folder / "clients.json").read_text()
     (folder / "clients.json").write_text(re.sub(r'"own": \[[^]]*\]', '"own": [2]', known))
-    server = Server("peer", cwd=tmp_path)
-    try:
-        visit = Visit(browser, server.base, 390)
-        assert visit.said("The network") == "Client 7 gone (12 rounds)."
-        assert visit.page.locator(".state").inner_text() == "stopped"
-        visit.close()
-    finally:
-        server.close()
-
-
-def test_watching_does_not_slow_a_run_down(tmp_path: Path) -> None:
-    """An open page costs the machine little: under a quarter of a second of processor time for each second."""
-    pytest.importorskip("nicegui", reason="nicegui is not installed")
-    make_run(tmp_path / "runs" / "long", rounds=500, done=400)
-    server = Server("runs", cwd=tmp_path)
-    try:
-        server.get("")
-        time.sleep(1.0)
-        before = _processor_time(server.process.pid)
-        time.sleep(2.0)
-        assert _processor_time(server.process.pid) - before < 0.5
-    finally:
-        server.close()
-
-
-def _processor_time(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    visit = Visit(browser, f"{server.base}?run=peer", 390)
+    assert visit.said("The network") == "Client 7 gone (12 rounds)."
+    assert visit.page.locator(".state").inner_text() == "stopped"
+    visit.close()

@@ -94,7 +94,7 @@ class Gallery:
 
 def _choice(kind: str) -> ui.select:
     every = "all clients" if kind == "client" else "all classes"
-    return ui.select([every], value=every).props(f'outlined dense options-dense aria-label="{kind} of the images"')
+    return ui.select([every], value=every).props(f'outlined dense options-dense label="{kind}"')
 
 
 def _grid(run: History, picture: Path, client: str, kind: str, look: Look) -> str:

@@ -137,7 +137,7 @@ class Page:
             with ui.element("div").classes("top-row"):
                 ui.html(f"{_MARK}semidfl", sanitize=False).classes("mark")
                 self._pick = ui.select(names, value=self._name or None, on_change=self._picked).classes("pick")
-                self._pick.props('outlined dense options-dense label="run" aria-label="run to show"')
+                self._pick.props('outlined dense options-dense label="run"')
                 ui.element("div").classes("spacer")
                 self._state = ui.html("", sanitize=False).classes("state").props('role="status"')
                 self._toggle = ui.button(on_click=self._switch).props("flat round dense")
@@ -148,7 +148,7 @@ class Page:
         with card("Runs compared", "full") as self._compare_card:
             with self._compare_card.tools:
                 self._compared = ui.select(names, multiple=True, value=names[:_COMPARED], on_change=self._update)
-                self._compared.props('outlined dense options-dense label="runs" aria-label="runs to compare"')
+                self._compared.props('outlined dense options-dense label="runs"')
                 self._compared.props('display-value="choose"').style("min-width: 130px")
             self._compare_keys = ui.html("", sanitize=False).classes("keys")
             self._compare = Chart("mean accuracy of the chosen runs over the rounds")
@@ -167,7 +167,7 @@ class Page:
         with card("Thresholds by class") as self._threshold_card:
             with self._threshold_card.tools:
                 self._whose = ui.select(["mean of all"], value="mean of all", on_change=self._update)
-                self._whose.props('outlined dense options-dense aria-label="client of the thresholds"')
+                self._whose.props('outlined dense options-dense label="client"')
             self._thresholds = Chart("threshold of each class over the rounds")
 
     def _holdings(self) -> None:
