@@ -82,9 +82,9 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     assert "The runs side by side" in text
     assert "mixmatch − semidfl" in text
     assert text.count("To do it again") == 2
-    text, _ = parse(write_report([runs[0], make_run(tmp_path / "half", rounds=20, done=7)], tmp_path / "half.html"))
-    assert "No paired test: the run" in text
-    assert "not finished: 7 of 20 rounds" in text
+    half = make_run(tmp_path / "half", rounds=20, done=7)
+    found, why = html._compared([html.History(folder) for folder in (runs[0], half)])
+    assert (found, why) == (None, f"the run {half} is not finished: semidfl resume {half}")
 
 
 @pytest.mark.parametrize("done", [0, 7])
@@ -193,6 +193,6 @@ def test_no_permission(
     def refuse(self: Path, *_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "write_text", refuse)  # root may write anywhere
+    monkeypatch.setattr(Path, "touch", refuse)  # root may write anywhere
     error = refusal(["report", str(folder), "--out", str(tmp_path / "x.html")], capsys)
     assert error.endswith("x.html: no permission to write there; choose another place with --out FILE\n")

@@ -312,24 +312,22 @@ def test_by_keyboard_and_in_the_systems_theme(browser: Any, server: Server) -> N
 def test_a_long_run_opens_soon(browser: Any, server: Server, place: Path, clients: int, limit: float) -> None:
     """500 rounds; measured alone on two cores: docs/log.md.
 
-    The best of two, and three times the limit: other tests and builds may share the machine.
+    Three times the limit: other tests and builds may share the machine.
     """
     make_run(place / "runs" / f"long-{clients}", clients=clients, rounds=500)
-    times, switches = [], []
-    for _ in range(2):
-        start = time.perf_counter()
-        visit = Visit(browser, f"{server.base}?run=long-{clients}", 1400)
-        times.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        visit.page.locator("button[aria-label='switch to the dark theme']").click()
-        visit.wait_for("document.body.classList.contains('body--dark')")
-        switches.append(time.perf_counter() - start)
-        if len(times) == 2:
-            assert _load(server.process.pid) < 0.25  # an open page leaves the processors to the training
-        visit.close()
-    print(f"{clients} clients: opens in {min(times):.2f} s, switches its theme in {min(switches):.2f} s")
-    assert min(times) < 3 * limit
-    assert min(switches) < 3
+    server.get(f"?run=long-{clients}")
+    start = time.perf_counter()
+    visit = Visit(browser, f"{server.base}?run=long-{clients}", 1400)
+    opened = time.perf_counter() - start
+    start = time.perf_counter()
+    visit.page.locator("button[aria-label='switch to the dark theme']").click()
+    visit.wait_for("document.body.classList.contains('body--dark')")
+    switched = time.perf_counter() - start
+    print(f"{clients} clients: opens in {opened:.2f} s, switches its theme in {switched:.2f} s")
+    assert opened < 3 * limit
+    assert switched < 3
+    assert _load(server.process.pid) < 0.25  # an open page leaves the processors to the training
+    visit.close()
 
 
 def _load(pid: int) -> float:

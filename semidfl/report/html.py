@@ -1,6 +1,7 @@
 """`semidfl report`: runs as one HTML file that needs nothing else, to keep, to mail, to print."""
 
 import base64
+import errno
 import os
 import shlex
 import sys
@@ -36,11 +37,13 @@ def write_report(folders: Sequence[str | Path], target: Path) -> Path:
     runs = [History(folder) for folder in folders]
     for run in runs:
         run.refresh()
-    page = _render(runs, target)
     try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "")
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temp:
-            temp.write_text(page, encoding="utf-8")
+            temp.touch()  # what cannot be written is told at once, not after the drawing
+            temp.write_text(_render(runs, target), encoding="utf-8")
     except OSError as error:
         raise SemiDFLError(f"{explain(target, error)}; choose another place with --out FILE") from None
     return target
