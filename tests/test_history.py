@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,18 @@ def test_a_run_that_is_overwritten_begins_anew(tmp_path: Path) -> None:
         writer.append({"round": 1, "seconds": {"round": 1.0}})
         history.refresh()
         assert history.rounds == 1
+
+
+def test_two_tabs_may_read_at_once(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", rounds=300, done=100)
+    history = History(folder)
+    threads = [threading.Thread(target=history.refresh) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [r["round"] for r in history.records] == list(range(1, 101))
+    assert not history.refresh()
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:

@@ -39,6 +39,15 @@ def test_many_clients_are_shown_by_their_mean() -> None:
     assert dict(tensorboard._scalars(record)) == {"accuracy/mean": 0.5}
 
 
+def test_a_resume_strikes_out_what_it_does_anew(tmp_path: Path) -> None:
+    for first, last, loss in ((1, 5, 1.0), (3, 4, 2.0)):
+        with tensorboard.opened("tensorboard", tmp_path, first) as sink:
+            assert sink is not None
+            for t in range(first, last + 1):
+                sink.write({"round": t, "loss": [loss], "seconds": {}})
+    assert scalars(tmp_path)["loss/mean"] == {1: 1.0, 2: 1.0, 3: 2.0, 4: 2.0}
+
+
 def test_overwriting_a_run_removes_its_events(tmp_path: Path) -> None:
     config = tiny(compute__log="tensorboard", method="dfl-lb", rounds=3)
     experiment.run(config, tmp_path / "run")

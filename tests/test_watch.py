@@ -36,8 +36,12 @@ def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
-def test_wrong_words_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_are_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = str(make_run(tmp_path / "run", rounds=2))
+    monkeypatch.chdir(tmp_path)
+    assert "there is no folder runs here: start a run" in refusal(["watch"], capsys)
     assert "there is no run folder nowhere" in refusal(["watch", "nowhere"], capsys)
     (tmp_path / "empty").mkdir()
     assert "there is no run in" in refusal(["watch", str(tmp_path / "empty")], capsys)

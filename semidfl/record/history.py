@@ -6,6 +6,7 @@ write on: what was read last is compared with what now stands there, and if it d
 
 import json
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class History:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._reading = threading.Lock()
         check_folder(self.folder)
         self._start()
 
@@ -97,7 +99,11 @@ class History:
     # --- following the file ---------------------------------------------------------------------
 
     def refresh(self) -> bool:
-        """Read what was added; True where there is something new."""
+        """Read what was added; True where there is something new. Several threads may ask."""
+        with self._reading:
+            return self._refresh()
+
+    def _refresh(self) -> bool:
         if self._config_time() != self._made:  # overwritten by a new run of the same name
             self._start()
         try:

@@ -26,8 +26,6 @@ _ALL_POINTS = 12_000
 """of all lines of a chart together"""
 _NAMED = 12
 """clients that a tooltip lists one by one"""
-_PRIMARY = 4
-"""width of the mean's line is 3; of more than this many clients, theirs are thinner"""
 
 
 def accuracy(run: History, look: Look) -> Options:

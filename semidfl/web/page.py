@@ -1,6 +1,8 @@
 """The live page: one `Page` for every open browser tab, fed from the run folders once a second."""
 
 import asyncio
+import json
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from html import escape
@@ -19,7 +21,7 @@ from semidfl.web import charts, words
 from semidfl.web.gallery import Gallery
 from semidfl.web.look import DARK, LIGHT, MEANINGS, Look
 from semidfl.web.network import network
-from semidfl.web.panels import Card, Chart, Tile, card, keys
+from semidfl.web.panels import Chart, Tile, card, keys
 
 __all__ = ["application"]
 
@@ -40,9 +42,18 @@ class Library:
     def __init__(self, places: Sequence[str]) -> None:
         self._places = places
         self._open: dict[Path, History] = {}
+        self._names: tuple[float, dict[str, Path]] = (-_EVERY, {})
 
-    def names(self) -> dict[str, Path]:
-        """Newest runs first; a name that occurs twice is told apart by its path."""
+    def names(self, wanted: str = "") -> dict[str, Path]:
+        """Newest runs first, looked for once a second however many tabs ask, and when one asks for a new run."""
+        when, names = self._names
+        if time.monotonic() - when >= _EVERY or (wanted and wanted not in names):
+            names = self._find()
+            self._names = time.monotonic(), names
+        return names
+
+    def _find(self) -> dict[str, Path]:
+        """A name that occurs twice is told apart by its path."""
         try:
             found = find_runs(self._places)
         except SemiDFLError:  # a folder was removed meanwhile
@@ -97,10 +108,9 @@ class Page:
     def __init__(self, library: Library, run: str, theme: str) -> None:
         self._library, self._theme_known = library, bool(theme)
         self._look: Look = DARK if theme == "dark" else LIGHT
-        names = list(library.names())
+        names = list(library.names(run))
         self._name = run if run in names else names[0] if names else ""
         self._seen: tuple[Any, ...] = ()
-        self._client: int | None = None
         self._error = ""
         ui.add_css(_CSS)
         ui.colors(primary="#2f7fb5")
@@ -155,7 +165,6 @@ class Page:
             self._table = ui.html("", sanitize=False).classes("scroll")
 
     def _pseudo_cards(self) -> None:
-        self._pseudo: list[Card] = []
         with card("Pseudo-labels given") as self._given_card:
             self._given = Chart("samples with a pseudo-label over the rounds")
         with card("How many are right") as self._right_card:
@@ -190,7 +199,8 @@ class Page:
     def _picked(self, event: Any) -> None:
         if event.value and event.value != self._name:
             self._name = event.value
-            ui.run_javascript("history.replaceState(null, '', '?run=' + encodeURIComponent(" + repr(self._name) + "))")
+            name = json.dumps(self._name)
+            ui.run_javascript(f"history.replaceState(null, '', '?run=' + encodeURIComponent({name}))")
             self._update()
 
     def _switch(self) -> None:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 from semidfl.errors import ConfigError, SemiDFLError
 from semidfl.record.history import find_runs
@@ -43,6 +44,8 @@ def watch(options: Options) -> int:
     """Serves the page until Ctrl-C."""
     if find_spec("nicegui") is None:
         raise SemiDFLError("the page needs nicegui: pip install 'semidfl[web]'")
+    if options.places == ("runs",) and not Path("runs").is_dir():
+        raise SemiDFLError("there is no folder runs here: start a run with `semidfl demo`, or name a run folder")
     if not find_runs(options.places):
         raise SemiDFLError(
             f"there is no run in {', '.join(options.places)}: start one with `semidfl demo`, or name a run folder"
