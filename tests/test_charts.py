@@ -10,6 +10,7 @@ from made_up import make_run
 from semidfl.record.folder import RunFolder, read_records
 from semidfl.record.history import History
 from semidfl.web import charts, words
+from semidfl.web.library import Library
 from semidfl.web.look import DARK, LIGHT, Look
 from semidfl.web.network import network
 
@@ -160,3 +161,15 @@ def test_figures_in_words() -> None:
         "2.2 GB",
         "30 TB",
     ]
+
+
+def test_runs_that_begin_later_are_found_and_equal_names_told_apart(tmp_path: Path) -> None:
+    make_run(tmp_path / "a" / "run", rounds=1)
+    library = Library([str(tmp_path)])
+    assert list(library.names()) == ["run"]
+    make_run(tmp_path / "b" / "other", rounds=1)
+    assert list(library.names("other")) == ["other", "run"]  # the newest first
+    make_run(tmp_path / "c" / "run", rounds=1)
+    names = Library([str(tmp_path)]).names()
+    assert list(names) == [str(tmp_path / "c" / "run"), "other", str(tmp_path / "a" / "run")]
+    assert library.open("other") is library.open("other")

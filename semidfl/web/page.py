@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,10 @@ from nicegui import ui
 
 from semidfl.config import to_toml
 from semidfl.errors import SemiDFLError
-from semidfl.record.history import History, find_runs
+from semidfl.record.history import History
 from semidfl.web import charts, words
 from semidfl.web.gallery import Gallery
+from semidfl.web.library import Library
 from semidfl.web.look import DARK, LIGHT, MEANINGS, Look
 from semidfl.web.network import network
 from semidfl.web.panels import Chart, Tile, card, keys
@@ -34,45 +33,6 @@ _MARK = """<svg width="26" height="26" viewBox="0 0 26 26" aria-hidden="true">
 <line x1="6" y1="7" x2="20" y2="8"/><line x1="6" y1="7" x2="11" y2="20"/><line x1="20" y1="8" x2="11" y2="20"/>
 <circle class="l" cx="6" cy="7" r="4.2"/><circle class="m" cx="20" cy="8" r="4.2"/>
 <circle class="u" cx="11" cy="20" r="4.2"/></svg>"""
-
-
-class Library:
-    """The runs that the page may show, by the name it shows them under."""
-
-    def __init__(self, places: Sequence[str]) -> None:
-        self._places = places
-        self._open: dict[Path, History] = {}
-        self._names: tuple[float, dict[str, Path]] = (-_EVERY, {})
-
-    def names(self, wanted: str = "") -> dict[str, Path]:
-        """Newest runs first, looked for once a second however many tabs ask, and when one asks for a new run."""
-        when, names = self._names
-        if time.monotonic() - when >= _EVERY or (wanted and wanted not in names):
-            names = self._find()
-            self._names = time.monotonic(), names
-        return names
-
-    def _find(self) -> dict[str, Path]:
-        """A name that occurs twice is told apart by its path."""
-        try:
-            found = find_runs(self._places)
-        except SemiDFLError:  # a folder was removed meanwhile
-            found = [run for place in self._places if Path(place).is_dir() for run in find_runs([place])]
-        found.sort(key=_touched, reverse=True)
-        alike = [run.resolve().name for run in found]
-        return {str(run) if alike.count(run.resolve().name) > 1 else run.resolve().name: run for run in found}
-
-    def warm(self) -> None:
-        """Read the run that a visitor sees first, before one comes."""
-        for name in list(self.names())[:1]:
-            with suppress(SemiDFLError):
-                self.open(name).refresh()
-
-    def open(self, name: str) -> History:
-        folder = self.names()[name]
-        if folder not in self._open:
-            self._open[folder] = History(folder)
-        return self._open[folder]
 
 
 def application(places: Sequence[str], far: bool = False) -> FastAPI:
@@ -416,13 +376,3 @@ def _table(runs: Sequence[tuple[str, History]], look: Look) -> str:
     head = "".join(f"<th scope='col'>{name}</th>" for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table class='runs'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _touched(folder: Path) -> float:
-    """When a run last wrote."""
-    for name in ("metrics.jsonl", "config.toml"):
-        try:
-            return (folder / name).stat().st_mtime
-        except OSError:
-            continue
-    return 0.0
