@@ -3,7 +3,6 @@
 All lines are thinned to what a screen can show, so that a page of 100 clients and 500 rounds stays light.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -13,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from semidfl.record.history import History
-from semidfl.web.look import FONT, Look
+from semidfl.web.look import Look
+from semidfl.web.parts import axis, curve, heat, limit, plot
 
 __all__ = ["accuracy", "bytes_sent", "comparison", "holdings", "precision", "pseudo_labels", "seconds", "thresholds"]
 
@@ -34,25 +34,25 @@ def accuracy(run: History, look: Look) -> Options:
     rounds, values = thin(rounds, 100 * values, max(2, min(_POINTS, _ALL_POINTS // max(1, len(run.clients.own)))))
     many = values.shape[1] > _NAMED if values.size else False
     lines = [
-        _line(f"client {i}", rounds, values[:, k], look.roles[run.clients.role(i)], 1.2 if many else 1.6, many)
+        curve(f"client {i}", rounds, values[:, k], look.roles[run.clients.role(i)], 1.2 if many else 1.6, many)
         for k, i in enumerate(run.clients.own)
         if values.size and k < values.shape[1]
     ]
     if values.size:
-        lines.append(_line("mean", rounds, _mean(values, 1), look.ink, 3.2, False, z=5))
+        lines.append(curve("mean", rounds, _mean(values, 1), look.ink, 3.2, False, z=5))
     low = float(np.nanmin(values)) if np.isfinite(values).any() else 0.0
-    return _plot(look, "round", "test accuracy, %", run.config.rounds, lines, low=20 * (low // 20), high=100)
+    return plot(look, "round", "test accuracy, %", run.config.rounds, lines, low=20 * (low // 20), high=100)
 
 
 def pseudo_labels(run: History, look: Look) -> Options:
     """How many samples carry a pseudo-label, over all own clients, beside how many there are to label."""
     rounds, values = run.table("pseudo_labels")
     kept, total = thin(rounds, values, _POINTS), unlabelled(run)
-    line = _line("pseudo-labels", kept[0], kept[1].sum(1) if kept[1].size else [], look.series[0], 2.4, False)
+    line = curve("pseudo-labels", kept[0], kept[1].sum(1) if kept[1].size else [], look.series[0], 2.4, False)
     line |= {"areaStyle": {"opacity": 0.12}}
-    line["markLine"] = _limit(look, total, f"all {total:,} unlabelled")
+    line["markLine"] = limit(look, total, f"all {total:,} unlabelled")
     top = ceiling(1.12 * total) if total else None
-    return _plot(look, "round", "samples with a pseudo-label", run.config.rounds, [line], low=0, high=top)
+    return plot(look, "round", "samples with a pseudo-label", run.config.rounds, [line], low=0, high=top)
 
 
 def precision(run: History, look: Look) -> Options:
@@ -67,14 +67,14 @@ def precision(run: History, look: Look) -> Options:
     low, high = (f(share, axis=1) if known else np.zeros(0) for f in (np.nanmin, np.nanmax))
     rounds, rows = thin(rounds, np.stack([mean, low, high], 1) if known else np.zeros((0, 3)), _POINTS)
     lines = [
-        _line("worst client", rounds, rows[:, 1], look.faint, 1.2, False),
-        _line("best client", rounds, rows[:, 2], look.faint, 1.2, False),
-        _line("all clients", rounds, rows[:, 0], look.series[2], 2.8, False, z=5),
+        curve("worst client", rounds, rows[:, 1], look.faint, 1.2, False),
+        curve("best client", rounds, rows[:, 2], look.faint, 1.2, False),
+        curve("all clients", rounds, rows[:, 0], look.series[2], 2.8, False, z=5),
     ]
     for line in lines[:2]:
         line["lineStyle"]["type"] = [4, 3]
     least = float(rows.min()) if rows.size else 0.0
-    return _plot(look, "round", "right pseudo-labels, %", run.config.rounds, lines, low=20 * (least // 20), high=100)
+    return plot(look, "round", "right pseudo-labels, %", run.config.rounds, lines, low=20 * (least // 20), high=100)
 
 
 def classes_labelled(run: History, look: Look) -> Options:
@@ -98,8 +98,8 @@ def classes_labelled(run: History, look: Look) -> Options:
         }
         for name, (counts, colour) in shown.items()
     ]
-    options = _plot(look, "class given", "pseudo-labels of this class", 0, bars, low=0)
-    options["xAxis"] = _axis(look, "class given", type="category", data=names(run, len(given)))
+    options = plot(look, "class given", "pseudo-labels of this class", 0, bars, low=0)
+    options["xAxis"] = axis(look, "class given", type="category", data=names(run, len(given)))
     options["tooltip"]["axisPointer"] = {"type": "shadow"}
     return options
 
@@ -114,7 +114,7 @@ def thresholds(run: History, look: Look, client: int | None = None) -> Options:
         [column, k, round(float(max(0.0, value)), 3)] for column, row in enumerate(table) for k, value in enumerate(row)
     ]
     classes = names(run, len(table[0]) if table else 0)
-    return _heat(look, cells, ("round", [t for t, _ in picked]), ("class", classes), "threshold", 1.0)
+    return heat(look, cells, ("round", [t for t, _ in picked]), ("class", classes), "threshold", 1.0)
 
 
 def holdings(run: History, look: Look, kind: str) -> Options:
@@ -127,7 +127,7 @@ def holdings(run: History, look: Look, kind: str) -> Options:
     cells = [[column, k, n] for column, row in enumerate(rows) for k, n in enumerate(row)]
     most = float(max((cell[2] for cell in cells), default=1) or 1)
     clients = [f"{i} {run.clients.role(i)}" for i in run.clients.own]
-    return _heat(look, cells, ("client and role", clients), ("class", classes), f"{kind} samples", most)
+    return heat(look, cells, ("client and role", clients), ("class", classes), f"{kind} samples", most)
 
 
 def seconds(run: History, look: Look) -> Options:
@@ -151,12 +151,33 @@ def comparison(runs: Sequence[tuple[str, History]], look: Look) -> Options:
     for k, (label, run) in enumerate(runs):
         rounds, values = run.table("accuracy")
         rounds, values = thin(rounds, 100 * values, _POINTS)
-        line = _line(label, rounds, _mean(values, 1) if values.size else [], look.series[k % 7], 2.6, False)
+        line = curve(label, rounds, _mean(values, 1) if values.size else [], look.series[k % 7], 2.6, False)
         line["lineStyle"]["type"] = ("solid", "dashed", "dotted")[k // 7 % 3]
         lines.append(line)
     least = min((y for line in lines for _, y in line["data"] if y is not None), default=0.0)
     rounds_most = max((run.config.rounds for _, run in runs), default=1)
-    return _plot(look, "round", "mean test accuracy, %", rounds_most, lines, low=20 * (least // 20), high=100)
+    return plot(look, "round", "mean test accuracy, %", rounds_most, lines, low=20 * (least // 20), high=100)
+
+
+def _stacked(run: History, look: Look, rounds: Sequence[int], parts: Mapping[str, Sequence[float]], y: str) -> Options:
+    shown = [(name, values) for name, values in parts.items() if any(values)]
+    series = [
+        {
+            "name": name,
+            "type": "line",
+            "stack": "all",
+            "data": binned(rounds, values, 80),
+            "showSymbol": len(rounds) == 1,
+            "lineStyle": {"width": 0},
+            "areaStyle": {"opacity": 0.85, "color": look.series[k % 7]},
+            "itemStyle": {"color": look.series[k % 7]},
+            "emphasis": {"disabled": True},
+        }
+        for k, (name, values) in enumerate(shown)
+    ]
+    options = plot(look, "round", y, run.config.rounds, series, low=0)
+    options["tooltip"]["order"] = "seriesDesc"
+    return options
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -203,140 +224,3 @@ def _mean(values: Floats, axis: int) -> Floats:
     known = np.isfinite(values)
     total = np.where(known, values, 0).sum(axis)
     return np.where(known.any(axis), total / known.sum(axis).clip(1), np.nan)
-
-
-# --- parts of charts ------------------------------------------------------------------------------
-
-
-def _line(
-    name: str, rounds: Sequence[int], values: Any, colour: str, width: float, quiet: bool, z: int = 2
-) -> dict[str, Any]:
-    data = [[t, round(float(y), 2) if np.isfinite(y) else None] for t, y in zip(rounds, values, strict=True)]
-    line: dict[str, Any] = {
-        "name": name,
-        "type": "line",
-        "data": data,
-        "showSymbol": len(data) == 1,  # a single test would show nothing
-        "symbol": "circle",
-        "symbolSize": 6,
-        "z": z,
-        "lineStyle": {"width": width, "opacity": 1 if z > 2 or not quiet else 0.45, "color": colour},
-        "itemStyle": {"color": colour},
-        "emphasis": {"disabled": quiet},
-    }
-    return line | ({"tooltip": {"show": False}, "silent": True} if quiet else {})
-
-
-def _plot(
-    look: Look,
-    x: str,
-    y: str,
-    rounds: int,
-    series: list[dict[str, Any]],
-    low: float | None = None,
-    high: float | None = None,
-) -> Options:
-    """Lines over the rounds, with room for the names of the axes at any width."""
-    return {
-        "animation": False,
-        "textStyle": {"fontFamily": FONT},
-        "grid": {"left": 10, "right": 18, "top": 34, "bottom": 30, "containLabel": True},
-        "tooltip": {
-            "trigger": "axis",
-            "confine": True,
-            "order": "valueDesc",
-            "backgroundColor": look.card,
-            "borderColor": look.line,
-            "textStyle": {"color": look.ink, "fontSize": 12},
-        },
-        "xAxis": _axis(look, x, type="value", min=0, max=max(1, rounds), minInterval=1),
-        "yAxis": _axis(look, "", upright=True, type="value", min=low, max=high),
-        # As a title: the name of the axis itself would be cut off where the numbers beside it are short.
-        "title": {
-            "text": y,
-            "left": 4,
-            "top": 2,
-            "textStyle": {"color": look.faint, "fontSize": 12, "fontWeight": 400},
-        },
-        "series": series,
-    }
-
-
-def _axis(look: Look, name: str, upright: bool = False, **more: Any) -> dict[str, Any]:
-    """A quiet axis, with its name below."""
-    return {
-        "name": name,
-        "nameLocation": "middle",
-        "nameGap": 28,
-        "nameTextStyle": {"color": look.faint, "fontSize": 12},
-        "axisLabel": {"color": look.faint, "hideOverlap": True},
-        "axisLine": {"show": not upright, "lineStyle": {"color": look.line}},
-        "axisTick": {"show": False},
-        "splitLine": {"show": upright, "lineStyle": {"color": look.line}},
-        **more,
-    }
-
-
-def _limit(look: Look, y: float, text: str) -> dict[str, Any]:
-    return {
-        "symbol": "none",
-        "silent": True,
-        "lineStyle": {"color": look.faint, "type": "dashed"},
-        "label": {"formatter": text, "position": "insideEndTop", "color": look.faint},
-        "data": [{"yAxis": y}] if y else [],  # said even if there is none: ECharts keeps what is not said anew
-    }
-
-
-def _stacked(run: History, look: Look, rounds: Sequence[int], parts: Mapping[str, Sequence[float]], y: str) -> Options:
-    shown = [(name, values) for name, values in parts.items() if any(values)]
-    series = [
-        {
-            "name": name,
-            "type": "line",
-            "stack": "all",
-            "data": binned(rounds, values, 80),
-            "showSymbol": len(rounds) == 1,
-            "lineStyle": {"width": 0},
-            "areaStyle": {"opacity": 0.85, "color": look.series[k % 7]},
-            "itemStyle": {"color": look.series[k % 7]},
-            "emphasis": {"disabled": True},
-        }
-        for k, (name, values) in enumerate(shown)
-    ]
-    options = _plot(look, "round", y, run.config.rounds, series, low=0)
-    options["tooltip"]["order"] = "seriesDesc"
-    return options
-
-
-def _heat(
-    look: Look, cells: list[Any], x: tuple[str, list[Any]], y: tuple[str, list[str]], unit: str, most: float
-) -> Options:
-    """A coloured table, its scale above."""
-    options = _plot(look, x[0], y[0], 0, [{"name": unit, "type": "heatmap", "data": cells, "progressive": 0}])
-    options["grid"] |= {"top": 58}
-    options["title"]["top"] = 34
-    options["xAxis"] = _axis(look, x[0], type="category", data=x[1])
-    options["yAxis"] = _axis(look, "", upright=True, type="category", data=y[1])
-    for axis in ("xAxis", "yAxis"):
-        options[axis]["splitLine"] = {"show": False}
-    options["series"][0]["itemStyle"] = {"borderColor": look.card, "borderWidth": 1 if len(x[1]) <= 40 else 0}
-    told = "p => {} + {}[p.value[0]] + {} + {}[p.value[1]] + {} + p.value[2]".format(
-        *(json.dumps(part) for part in (f"{x[0].split()[0]} ", x[1], f"\n{y[0]} ", y[1], f"\n{unit} "))
-    )
-    # As plain text: a class may have any name, and none is to be read as HTML.
-    options["tooltip"] |= {"trigger": "item", "renderMode": "richText", ":formatter": told}
-    options["visualMap"] = {
-        "min": 0,
-        "max": most,
-        "precision": 0 if most > 1 else 2,
-        "calculable": False,
-        "orient": "horizontal",
-        "right": 10,
-        "top": 0,
-        "itemWidth": 10,
-        "itemHeight": 110,
-        "text": [f"{most:g} {unit}", "0"],
-        "textStyle": {"color": look.faint},
-        "inRange": {"color": list(look.ramp)},
-    }
-    return options

@@ -12,10 +12,10 @@ from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import FileResponse
 from nicegui import ui
 
-from semidfl.config import to_toml
 from semidfl.errors import SemiDFLError
 from semidfl.record.history import History
 from semidfl.web import charts, words
+from semidfl.web.facts import details, table
 from semidfl.web.gallery import Gallery
 from semidfl.web.library import Library
 from semidfl.web.look import DARK, LIGHT, MEANINGS, Look
@@ -296,7 +296,7 @@ class Page:
         self._compare_card.say(f"{len(runs)} of {len(names)} runs: the mean over each run's clients.")
         self._compare_keys.set_content(keys([(name, look.series[k % 7], "") for k, (name, _) in enumerate(runs)]))
         self._compare.show(charts.comparison(runs, look))
-        self._table.set_content(_table(runs, look))
+        self._table.set_content(table(runs, look))
 
     def _show_pseudo(self, run: History, look: Look) -> None:
         given = bool(run.table("pseudo_labels")[0])
@@ -340,39 +340,4 @@ class Page:
             chart.show(options)
 
     def _show_details(self, run: History) -> None:
-        where = run.folder.resolve()
-        summary = run.summary or {}
-        facts = [f"<p>Folder <code>{escape(str(where))}</code></p>"]
-        if run.status == "stopped":
-            facts.append(f"<p>Go on with <code>semidfl resume {escape(str(run.folder))}</code></p>")
-        if summary:
-            versions = ", ".join(f"{k} {v}" for k, v in summary.get("versions", {}).items())
-            facts.append(f"<p>{escape(str(summary.get('device', '')))}; {escape(versions)}</p>")
-        config = escape(to_toml(run.config).strip())
-        self._details.set_content(
-            f"<details><summary>Settings</summary>{''.join(facts)}<pre class='config'>{config}</pre></details>"
-        )
-
-
-def _table(runs: Sequence[tuple[str, History]], look: Look) -> str:
-    heads = ["run", "method", "data", "accuracy, %", "± clients", "round", "time", "sent a client"]
-    rows = []
-    for k, (name, run) in enumerate(runs):
-        tested, values = run.table("accuracy")
-        last = 100 * values[-1] if tested else None
-        spent = sum(run.named("seconds")[1].get("round", []))
-        rows.append(
-            [
-                f"<i style='--c:{look.series[k % 7]}'></i>{escape(name)}",
-                escape(run.config.method),
-                escape(Path(run.config.data.dataset).name),
-                "–" if last is None else f"{last.mean():.2f}",
-                "–" if last is None else f"{last.std():.2f}",
-                f"{run.rounds:,} of {run.config.rounds:,}",
-                words.duration(spent),
-                words.amount(words.traffic(run)[1]),
-            ]
-        )
-    head = "".join(f"<th scope='col'>{name}</th>" for name in heads)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table class='runs'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        self._details.set_content(details(run))
