@@ -329,7 +329,7 @@ def test_a_long_run_opens_soon(browser: Any, server: Server, place: Path, client
     switched = time.perf_counter() - start
     print(f"{clients} clients: opens in {opened:.2f} s, switches its theme in {switched:.2f} s")
     assert opened < 3 * limit
-    assert switched < 3
+    assert switched < 6
     assert _load(server.process.pid) < 0.25  # an open page leaves the processors to the training
     visit.close()
 
