@@ -50,5 +50,5 @@ $(BIN)/python:
 	@touch $@
 
 .venv/dev.stamp: .venv/core.stamp
-	$(INSTALL) --editable '.[dev,data,report]'
+	$(INSTALL) --editable '.[dev,data,report,web,tensorboard]'
 	@touch $@

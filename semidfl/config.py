@@ -239,6 +239,10 @@ class ComputeConfig:
     """client by client, with a fixed order of summation: the same bits however clients are placed (CPU)"""
     checkpoint_every: int = 10
     """rounds between two checkpoints; 0: only at the end and on Ctrl-C"""
+    log: Literal["none", "tensorboard"] = "none"
+    """where to write the figures besides metrics.jsonl; tensorboard: to tensorboard/ in the run folder"""
+    report: bool = True
+    """write report.html at the end, where matplotlib and jinja2 are installed"""
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,11 @@ from semidfl.learn.generator import Generator
 from semidfl.methods import Method, find_method
 from semidfl.models.stacked import Network
 from semidfl.record import checkpoint
+from semidfl.record.clients import sample_grid, write_clients, write_confusion
 from semidfl.record.folder import RunFolder
 from semidfl.record.images import save_png
 from semidfl.record.log import RoundLog
+from semidfl.record.tensorboard import check_sink, opened
 from semidfl.rounds import one_round
 from semidfl.setup import Setup
 from semidfl.stop import Stop
@@ -55,19 +57,36 @@ class Result:
 
 def run(config: Config, folder: str | Path = "", overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Runs an experiment; `folder` defaults to runs/NAME."""
+    check_sink(config.compute.log)
     data = load(config.data.dataset)
     method, cohort = prepare(config, data)
     path = Path(folder or Path("runs") / config.name)
     with RunFolder.create(path, to_toml(config), overwrite) as kept, progress or Progress() as shown:
-        return _rounds(config, method, cohort, kept, shown, first=1)
+        write_clients(kept, data, method.setup, cohort)
+        result = _rounds(config, method, cohort, kept, shown, first=1)
+    return _reported(config, result)
 
 
 def resume(folder: str | Path, progress: Progress | None = None) -> Result:
     """Goes on where a run was stopped; ends with what it would have ended with."""
     with RunFolder.open(Path(folder)) as kept, progress or Progress() as shown:
         config = from_toml(kept.config_toml)
-        method, cohort = prepare(config, load(config.data.dataset))
-        return _rounds(config, method, cohort, kept, shown, first=take_up(kept, config, cohort) + 1)
+        check_sink(config.compute.log)
+        data = load(config.data.dataset)
+        method, cohort = prepare(config, data)
+        done = take_up(kept, config, cohort)
+        write_clients(kept, data, method.setup, cohort)
+        result = _rounds(config, method, cohort, kept, shown, first=done + 1)
+    return _reported(config, result)
+
+
+def _reported(config: Config, result: Result) -> Result:
+    """The report comes last, when the result is safe: whatever goes wrong with it, the run has ended well."""
+    if config.compute.report:
+        from semidfl.report.html import at_the_end
+
+        at_the_end(result.folder)
+    return result
 
 
 def take_up(kept: RunFolder, config: Config, cohort: Cohort) -> int:
@@ -118,11 +137,13 @@ def _learner(setup: Setup, clients: int, part: str) -> Learner:
 def _rounds(config: Config, method: Method, cohort: Cohort, kept: RunFolder, shown: Progress, first: int) -> Result:
     shown.start(config.rounds, first, list(method.setup.graph.roles))
     done = first - 1
-    with Stop() as stop:
+    with Stop() as stop, opened(config.compute.log, kept.path, first) as sink:
         for record in train(config, method, cohort, MemoryExchange(cohort.ids), first):
             done = record["round"]
-            shown.update(done, record)
             keep(config, method, kept, record, lambda: cohort, stop.requested)
+            if sink is not None:
+                sink.write(record)
+            shown.update(done, record)
             if stop.requested:
                 break
     if done < config.rounds:
@@ -142,7 +163,7 @@ def keep(
     done, every = record["round"], config.compute.checkpoint_every
     kept.append(record)
     if "generated_kept" in record:
-        _save_samples(kept, done, cohort())
+        _save_samples(kept, done, cohort(), method.setup.space.classes)
     if stopping or (every and (done == config.rounds or done % every == 0)):
         _checkpoint(config, kept, done, cohort())
 
@@ -150,6 +171,7 @@ def keep(
 def finish(config: Config, method: Method, cohort: Cohort, kept: RunFolder) -> Result:
     """What a run leaves behind when it has ended."""
     _save_models(kept, method, cohort)
+    write_confusion(kept, method.setup, cohort)
     liars = hostile(config, method.setup.graph, method.all_labelled)
     summary = summarise(config, kept.records(), method.setup.device, liars)
     kept.write_summary(summary)
@@ -243,8 +265,9 @@ def _save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
             checkpoint.save_model(kept.models / f"{part}-{client:04d}.safetensors", one, meta)
 
 
-def _save_samples(kept: RunFolder, t: int, cohort: Cohort, across: int = 10) -> None:
-    """The first generated images of up to ten clients, a row each; columns run through the classes."""
+def _save_samples(kept: RunFolder, t: int, cohort: Cohort, classes: int) -> None:
+    """The first generated images of the first clients, a row each; columns run through the classes."""
     assert cohort.synthetic is not None
-    images = cohort.synthetic.images[:10, : 2 * across].cpu().numpy()
+    rows, columns = sample_grid(len(cohort.ids), cohort.synthetic.images.shape[1], classes)
+    images = cohort.synthetic.images[:rows, :columns].cpu().numpy()
     save_png(kept.samples / f"round-{t:06d}.png", images, scale=max(1, 64 // images.shape[-1]))

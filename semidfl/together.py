@@ -26,6 +26,7 @@ from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import Result, finish, keep, prepare, take_up, train
 from semidfl.methods.base import Method
 from semidfl.record import checkpoint
+from semidfl.record.clients import write_clients
 from semidfl.record.folder import RunFolder
 from semidfl.setup import choose_device
 from semidfl.stop import Stop
@@ -105,6 +106,8 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
         done = {take_up(k, config, cohort) for k, config, (_, cohort) in zip(kept, configs, parts, strict=True)}
         if len(done) > 1:
             raise ConfigError(f"runs train together only if they have come equally far, not rounds {sorted(done)}")
+        for k, (own, cohort) in zip(kept, parts, strict=True):
+            write_clients(k, data, own.setup, cohort)
         method, cohort, runs = joined(configs, parts)
         shown = stack.enter_context(progress or Progress())
         last = _train(method, cohort, runs, kept, shown, done.pop() + 1)

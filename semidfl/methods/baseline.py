@@ -49,10 +49,17 @@ class Baseline(Method):
         return p
 
 
-def report(log: "RoundLog", cohort: Cohort, label: Tensor, kept: Tensor, thresholds: Tensor | None = None) -> None:
-    """How many samples (C, n) have got a pseudo-label, and how many a right one."""
-    right = kept & (label == cohort.shards.labels[cohort.shards.unlabelled.table])
+def report(
+    log: "RoundLog", cohort: Cohort, classes: int, label: Tensor, kept: Tensor, thresholds: Tensor | None = None
+) -> None:
+    """How many samples (C, n) have got a pseudo-label, and how many a right one, as far as the truth is known."""
+    truth = cohort.shards.labels[cohort.shards.unlabelled.table]
+    right, wrong = kept & (label == truth), kept & (label != truth) & (truth >= 0)
     log["pseudo_labels"] = kept.sum(1)
-    log["pseudo_precision"] = right.sum(1) / kept.sum(1)
+    log["pseudo_precision"] = right.sum(1) / (right | wrong).sum(1)
+    # By class, over all clients: the lists are K long however many clients there are.
+    for name, some in (("given", kept), ("right", right), ("wrong", wrong)):
+        counts = torch.zeros(classes, dtype=torch.int64, device=label.device)
+        log[f"pseudo_{name}"] = counts.scatter_add_(0, torch.where(some, label, 0).flatten(), some.long().flatten())
     if thresholds is not None:
         log["thresholds"] = thresholds
