@@ -28,6 +28,9 @@ USAGE = """usage: semidfl COMMAND …
                                   --help lists the names and options
   compare RUN RUN … [--out DIR] [--format text|json]
                                   finished runs side by side: intervals, paired tests, and with --out the curves
+  report RUN … [--out FILE]       one HTML file: result, curves, graph, confusion, images; default: RUN/report.html
+  watch RUN_OR_FOLDER … [--port N] [--host ADDRESS]
+                                  the live page of runs, while they go on and after; default: all in runs/
   bench WORKLOAD [--option …]     how fast this machine is, beside a plain loop; --help lists workloads and options
   data list                       the data sets and where they are
   data get NAME                   fetch a data set and verify it
@@ -151,6 +154,8 @@ def _done(result: "Result") -> int:
     s = result.summary
     print(f"accuracy {100 * s['accuracy']:.2f} ± {100 * s['std_over_clients']:.2f} % over the clients", end="")
     print(f" ({s['rounds']} rounds, {s['seconds']:.0f} s on {s['device']})")
+    if "attackers" in s:
+        print(f"accuracy {100 * s['honest_accuracy']:.2f} % over the honest; attackers: {s['attackers']}")
     print(f"run folder: {result.folder}")
     return 0
 
@@ -208,6 +213,25 @@ def _bench(words: list[str]) -> int:
     return bench(words)
 
 
+def _report(words: list[str]) -> int:
+    from semidfl.report.html import write_report
+
+    first = next((k for k, word in enumerate(words) if word.startswith("--")), len(words))
+    flags = dict(flags_of(words[first:]))
+    if not words[:first] or set(flags) - {"out"}:
+        raise ConfigError("usage: semidfl report RUN … [--out FILE]")
+    default = Path(words[0]) / "report.html" if first == 1 else Path("report.html")
+    print(f"written: {write_report(words[:first], Path(flags.get('out', default)))}")
+    return 0
+
+
+def _watch(words: list[str]) -> int:
+    from semidfl.web.serve import options_of, watch
+
+    first = next((k for k, word in enumerate(words) if word.startswith("--")), len(words))
+    return watch(options_of(words[:first], dict(flags_of(words[first:]))))
+
+
 def _data(words: list[str]) -> int:
     from semidfl.data import sources
 
@@ -240,6 +264,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "resume": _resume,
     "reproduce": _reproduce,
     "compare": _compare,
+    "report": _report,
+    "watch": _watch,
     "bench": _bench,
     "data": _data,
 }

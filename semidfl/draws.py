@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from itertools import accumulate
 
 import torch
@@ -40,6 +41,11 @@ def _mix(z: Tensor) -> Tensor:
     return z
 
 
+def _own_kernel(keys: Tensor) -> bool:
+    """On a GPU thirty small kernels take longer to launch than one to run."""
+    return keys.is_cuda and find_spec("triton") is not None
+
+
 @cache
 def _word(purpose: str) -> int:
     return _signed(int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "little"))
@@ -65,7 +71,12 @@ class Draws:
 
     def words(self, t: int, purpose: str, count: int) -> Tensor:
         """(C, count) full 64-bit words."""
-        start = _mix(_mix(self.keys + _signed((t + 1) * _GAMMA)) ^ _word(purpose))
+        shift, word = _signed((t + 1) * _GAMMA), _word(purpose)
+        if _own_kernel(self.keys):
+            from semidfl.models.kernels import splitmix
+
+            return splitmix(self.keys, count, shift, word, _GAMMA, _MIX1, _MIX2)
+        start = _mix(_mix(self.keys + shift) ^ word)
         position = torch.arange(1, count + 1, device=self.keys.device)
         return _mix(start[:, None] + position * _GAMMA)
 
@@ -103,10 +114,15 @@ class Draws:
 
     def beta(self, t: int, purpose: str, beta: float, *shape: int) -> Tensor:
         """(C, *shape) from Beta(beta, beta), by its inverse distribution function."""
-        table = torch.tensor(_beta_quantiles(beta), device=self.keys.device)
+        table = _beta_table(beta, self.keys.device)
         place = self.uniform(t, purpose, *shape) * (len(table) - 1)
         low = place.long()
         return torch.lerp(table[low], table[(low + 1).clamp(max=len(table) - 1)], place - low)
+
+
+@cache
+def _beta_table(beta: float, device: torch.device) -> Tensor:
+    return torch.tensor(_beta_quantiles(beta), device=device)
 
 
 @cache

@@ -7,6 +7,7 @@ from torch.func import functional_call
 from semidfl import topology
 from semidfl.config import Config
 from semidfl.data.sources import outline
+from semidfl.exchange.compressed import lossy
 from semidfl.learn.generator import Generator
 from semidfl.methods import find_method
 from semidfl.models.stacked import Network
@@ -37,6 +38,7 @@ def memory(config: Config) -> dict[str, int]:
     for name, (network, batch) in networks.items():
         chunk = min(clients, setup.chunk(network, clients))
         copies = 2 if name == "classifier" else 3  # weights and what SGD or Adam keep of them
+        copies += config.exchange.feedback and name in lossy(config.exchange)  # and what rounding took
         parts[f"{name}: weights, optimiser"] = clients * network.size * 4 * copies
         parts[f"{name}: gradients of a chunk"] = chunk * network.size * 4 * 3
         parts[f"{name}: a step's activations"] = chunk * batch * _activations(network, setup)

@@ -26,6 +26,7 @@ from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import Result, finish, keep, prepare, take_up, train
 from semidfl.methods.base import Method
 from semidfl.record import checkpoint
+from semidfl.record.clients import write_clients
 from semidfl.record.folder import RunFolder
 from semidfl.setup import choose_device
 from semidfl.stop import Stop
@@ -52,6 +53,8 @@ def at_once(config: Config) -> int:
     A GPU takes a hundred clients in little more time than ten; two CPU cores are full with one run.
     """
     device = choose_device(config)
+    if config.attack.kind != "none":
+        return 1
     return max(1, _CLIENTS // config.graph.clients) if device.type == "cuda" else 1
 
 
@@ -94,6 +97,8 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
     """
     if len({likeness(config) for config in configs}) != 1:
         raise ConfigError("runs train together only if they differ in nothing but seed, ratio, alpha and graph")
+    if len(configs) > 1 and configs[0].attack.kind != "none":  # who lies is drawn from a run's own clients
+        raise ConfigError(f"attack.kind = {configs[0].attack.kind!r}: runs with attackers train one by one")
     data = load(configs[0].data.dataset)
     parts = [prepare(config, data) for config in configs]
     with ExitStack() as stack:
@@ -101,6 +106,8 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
         done = {take_up(k, config, cohort) for k, config, (_, cohort) in zip(kept, configs, parts, strict=True)}
         if len(done) > 1:
             raise ConfigError(f"runs train together only if they have come equally far, not rounds {sorted(done)}")
+        for k, (own, cohort) in zip(kept, parts, strict=True):
+            write_clients(k, data, own.setup, cohort)
         method, cohort, runs = joined(configs, parts)
         shown = stack.enter_context(progress or Progress())
         last = _train(method, cohort, runs, kept, shown, done.pop() + 1)

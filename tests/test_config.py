@@ -60,6 +60,11 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "generator.sampler_steps": ("from 2 to 1000", [2, 19], [1, 1001]),
     "generator.guidance": ("at least 0", [0.0, 20.0], [-1]),
     "mixup.beta": ("0, or from 0.01 to 1000", [0.01, 1000.0], [-0.5, 0.001, 1001]),
+    "aggregation.clip": ("above 0", [0.01, 100.0], [0, -1]),
+    "aggregation.trim": ("at least 1", [1, 100], [0, -1]),
+    "exchange.generator_every": ("at least 1", [1, 100], [0, -1]),
+    "attack.count": ("at least 1", [1, 100], [0, -1]),
+    "attack.strength": ("at least 0", [0.0, 100.0], [-0.1]),
     "evaluation.every": ("at least 1", [1, 100], [0]),
     "evaluation.last": ("at least 1", [1, 100], [0]),
     "compute.chunk": ("at least 0", [0, 100], [-1]),
@@ -73,6 +78,7 @@ TEXTS = {
     "graph.topology": "ring",
     "graph.roles": "LMU",
     "aggregation.weights": "constant",
+    "attack.who": "3,7",
     "compute.device": "cpu",
 }
 PATHS = [path for path, _ in leaves(Config())]

@@ -14,7 +14,7 @@ from torch import Tensor
 from semidfl.data.dataset import Dataset
 from semidfl.data.partition import Split
 
-__all__ = ["Index", "Rows", "Shards", "Space"]
+__all__ = ["Index", "Rows", "Shards", "Space", "by_length"]
 
 Rows = slice | list[int]
 """Some of a cohort's clients, by their place in it."""
@@ -70,6 +70,11 @@ class Index:
     def valid(self) -> Tensor:
         """(C, longest) bool: which cells hold a sample."""
         return torch.arange(self.table.shape[1], device=self.table.device) < self.count[:, None]
+
+
+def by_length(index: Index) -> list[int]:
+    """The clients that hold samples, those with the most first: chunks of them need little padding."""
+    return sorted((i for i, n in enumerate(index.held) if n), key=lambda i: -index.held[i])
 
 
 @dataclass(frozen=True)

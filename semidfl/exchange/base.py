@@ -7,6 +7,7 @@ seen goes through a `Neighbourhood`, so a missing peer needs no special case any
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -44,12 +45,7 @@ class Neighbourhood:
 
     @classmethod
     def of(cls, graph: Topology, own: Sequence[int], seen: Sequence[int], device: torch.device) -> "Neighbourhood":
-        place = {client: position for position, client in enumerate(seen)}
-        lists = [[place[j] for j in sorted((i, *graph.neighbours[i])) if j in place] for i in own]
-        longest = max(len(x) for x in lists)
-        index = torch.tensor([x + [0] * (longest - len(x)) for x in lists])
-        mask = torch.arange(longest) < torch.tensor([len(x) for x in lists])[:, None]
-        return cls(index.to(device), mask.to(device))
+        return _neighbourhood(graph, tuple(own), tuple(seen), device)
 
     @classmethod
     def alone(cls, clients: int, device: torch.device) -> "Neighbourhood":
@@ -61,6 +57,16 @@ class Neighbourhood:
     def count(self) -> Tensor:
         """(C,) size of each neighbourhood."""
         return self.mask.sum(1)
+
+
+@lru_cache(maxsize=32)  # the same in every round, as long as the same clients answer
+def _neighbourhood(graph: Topology, own: tuple[int, ...], seen: tuple[int, ...], device: torch.device) -> Neighbourhood:
+    place = {client: position for position, client in enumerate(seen)}
+    lists = [[place[j] for j in sorted((i, *graph.neighbours[i])) if j in place] for i in own]
+    longest = max(len(x) for x in lists)
+    index = torch.tensor([x + [0] * (longest - len(x)) for x in lists])
+    mask = torch.arange(longest) < torch.tensor([len(x) for x in lists])[:, None]
+    return Neighbourhood(index.to(device), mask.to(device))
 
 
 class Counted:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semidfl.cohort import Cohort, each, take
-from semidfl.data.shards import Shards
+from semidfl.data.shards import Shards, by_length
 from semidfl.draws import Draws
 from semidfl.learn.pseudo_label import Labeller, sharpen
 from semidfl.methods.base import Method
@@ -34,10 +34,10 @@ class Baseline(Method):
         setup, own = self.setup, cohort.classifier.best
         n = cohort.shards.unlabelled.table.shape[1]
         p = torch.zeros(len(cohort.ids), n, setup.space.classes, device=setup.device)
-        rows = [i for i, held in enumerate(cohort.shards.unlabelled.held) if held]
+        rows = by_length(cohort.shards.unlabelled)
         if not rows:
             return p
-        size = setup.chunk(setup.classifier, len(rows))
+        size = setup.uneven(len(rows))
         labeller = Labeller(setup.classifier, setup.space, setup.augment, setup.limit(size))
 
         def predict(own: Tensor, shards: Shards, draws: Draws) -> Tensor:
@@ -49,10 +49,17 @@ class Baseline(Method):
         return p
 
 
-def report(log: "RoundLog", cohort: Cohort, label: Tensor, kept: Tensor, thresholds: Tensor | None = None) -> None:
-    """How many samples (C, n) have got a pseudo-label, and how many a right one."""
-    right = kept & (label == cohort.shards.labels[cohort.shards.unlabelled.table])
+def report(
+    log: "RoundLog", cohort: Cohort, classes: int, label: Tensor, kept: Tensor, thresholds: Tensor | None = None
+) -> None:
+    """How many samples (C, n) have got a pseudo-label, and how many a right one, as far as the truth is known."""
+    truth = cohort.shards.labels[cohort.shards.unlabelled.table]
+    right, wrong = kept & (label == truth), kept & (label != truth) & (truth >= 0)
     log["pseudo_labels"] = kept.sum(1)
-    log["pseudo_precision"] = right.sum(1) / kept.sum(1)
+    log["pseudo_precision"] = right.sum(1) / (right | wrong).sum(1)
+    # By class, over all clients: the lists are K long however many clients there are.
+    for name, some in (("given", kept), ("right", right), ("wrong", wrong)):
+        counts = torch.zeros(classes, dtype=torch.int64, device=label.device)
+        log[f"pseudo_{name}"] = counts.scatter_add_(0, torch.where(some, label, 0).flatten(), some.long().flatten())
     if thresholds is not None:
         log["thresholds"] = thresholds

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semidfl.cohort import Cohort, Learner, Synthetic, each, take
-from semidfl.data.shards import Shards
+from semidfl.data.shards import Shards, by_length
 from semidfl.draws import Draws
 from semidfl.exchange.base import Neighbourhood
 from semidfl.learn.aggregate import equal_weights, find_rule
@@ -17,6 +17,7 @@ from semidfl.learn.classifier import accuracy, probabilities
 from semidfl.learn.descend import Outcome
 from semidfl.learn.pseudo_label import Labeller, class_thresholds, qualified_counts, sharpen, teachers
 from semidfl.methods.base import Method, learning_rows, update_rows
+from semidfl.methods.baseline import report
 
 if TYPE_CHECKING:
     from semidfl.exchange.base import Exchange
@@ -40,7 +41,7 @@ class SemiDFL(Method):
         setup, config = self.setup, self.setup.config.pseudo
         if t < config.start:
             return None
-        rows = [i for i, held in enumerate(cohort.shards.unlabelled.held) if held]
+        rows = by_length(cohort.shards.unlabelled)
         p = self._predict(t, cohort, exchange, rows)  # Eq. 5 or 7: (C, n, K)
         ratio = self._ratio(t, cohort, exchange, p) if config.align else None
         p = self._sharpened(p, ratio, cohort.shards)  # Eq. 6
@@ -59,10 +60,7 @@ class SemiDFL(Method):
             thresholds = torch.full_like(thresholds, config.threshold)
         confidence, best = p.max(2)
         kept = valid & (confidence > thresholds.gather(1, best))
-        right = (best == cohort.shards.labels[cohort.shards.unlabelled.table]) & kept
-        log["pseudo_labels"] = kept.sum(1)
-        log["pseudo_precision"] = right.sum(1) / kept.sum(1)
-        log["thresholds"] = thresholds
+        report(log, cohort, p.shape[2], best, kept, thresholds)
         targets = F.one_hot(best, p.shape[2]).float() if config.labels == "hard" else p
         trust = kept.sum(1) / valid.sum(1).clamp(min=1) if config.masked else None
         return PseudoLabels(targets, kept, trust)
@@ -81,7 +79,7 @@ class SemiDFL(Method):
         p = torch.full((len(cohort.ids), n, setup.space.classes), 1 / setup.space.classes, device=setup.device)
         if not rows:
             return p
-        size = setup.chunk(setup.classifier, len(rows))
+        size = setup.uneven(len(rows))
         labeller = Labeller(setup.classifier, setup.space, setup.augment, setup.limit(size))
 
         def predict(own: Tensor, shards: Shards, draws: Draws, *chosen: Tensor) -> Tensor:
@@ -202,7 +200,10 @@ class SemiDFL(Method):
 
     def weights(self, near: Neighbourhood, accuracy: Tensor | None) -> Tensor:
         """Eq. 12."""
-        return equal_weights(near) if accuracy is None else self._rule(accuracy, near)
+        if accuracy is None:
+            return equal_weights(near)
+        # Others' accuracy is what they claim: a million would give one of them all the weight.
+        return self._rule(accuracy.nan_to_num(0.0).clamp(0, 1), near)
 
 
 def trimmed(p: Tensor, shards: Shards) -> Tensor:

@@ -1,4 +1,7 @@
-"""GPU kernels in Triton: normalisation with all that follows it, and an optimiser's step, in one pass over memory."""
+"""GPU kernels in Triton: normalisation with all that follows it, an optimiser's step, random numbers, shifts.
+
+Each is one pass over memory where PyTorch would make several.
+"""
 
 from typing import Any
 
@@ -7,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["adam", "momentum", "normalise"]
+__all__ = ["adam", "momentum", "normalise", "shift", "splitmix"]
 
 ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2}
 
@@ -268,3 +271,55 @@ def _momentum(p, g, v, rate, size, mu, decay, NESTEROV: tl.constexpr, BLOCK: tl.
 def momentum(p: Tensor, g: Tensor, v: Tensor, rate: Tensor, mu: float, decay: float, nesterov: bool) -> None:
     """One step of SGD with momentum in place; p, g, v (C, D)."""
     _momentum[(triton.cdiv(p.numel(), 1024),)](p, g, v, rate, p.numel(), mu, decay, nesterov, 1024)
+
+
+@triton.jit
+def _mix(z, MIX1, MIX2):
+    z = z ^ ((z >> 30) & 0x3FFFFFFFF)
+    z = z * MIX1
+    z = z ^ ((z >> 27) & 0x1FFFFFFFFF)
+    z = z * MIX2
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+@triton.jit
+def _splitmix(keys, out, count, shift, word, gamma, mix1, mix2, BLOCK: tl.constexpr):
+    client = tl.program_id(1)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + client)
+    start = _mix(_mix(key + shift, mix1, mix2) ^ word, mix1, mix2)
+    tl.store(
+        out + client.to(tl.int64) * count + place, _mix(start + (place + 1) * gamma, mix1, mix2), mask=place < count
+    )
+
+
+def splitmix(keys: Tensor, count: int, shift: int, word: int, gamma: int, mix1: int, mix2: int) -> Tensor:
+    """keys (C,) int64 -> (C, count) words: what `draws.Draws.words` says, in one pass."""
+    out = keys.new_empty(len(keys), count)
+    _splitmix[(triton.cdiv(count, 1024), len(keys))](keys, out, count, shift, word, gamma, mix1, mix2, 1024)
+    return out
+
+
+@triton.jit
+def _shift(
+    pool, index, down, right, mirror, out, size, CH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    n, channel = i // (CH * HEIGHT * WIDTH), i // (HEIGHT * WIDTH) % CH
+    inside = i < size
+    row = i // WIDTH % HEIGHT - tl.load(down + n, mask=inside, other=0)
+    column = i % WIDTH - tl.load(right + n, mask=inside, other=0)
+    seen = inside & (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
+    column = tl.where(tl.load(mirror + n, mask=inside, other=0) != 0, WIDTH - 1 - column, column)
+    place = tl.load(index + n, mask=inside, other=0)
+    pixel = tl.load(pool + ((place * CH + channel) * HEIGHT + row) * WIDTH + column, mask=seen, other=0)
+    tl.store(out + i, pixel, mask=inside)
+
+
+def shift(pool: Tensor, index: Tensor, down: Tensor, right: Tensor, mirror: Tensor) -> Tensor:
+    """Images of the pool (N, ch, H, W) at `index` (n,), moved and mirrored, as `augment._shifted` does."""
+    out = pool.new_empty(len(index), *pool.shape[1:])
+    tensors = (x.contiguous() for x in (index, down, right, mirror))
+    _shift[(triton.cdiv(out.numel(), 1024),)](pool, *tensors, out, out.numel(), *pool.shape[1:], 1024)
+    return out

@@ -1,11 +1,15 @@
 """The folder of a run: plain files, one writer at a time, nothing half-written that a resume cannot mend.
 
     runs/NAME/config.toml     the settings, complete
+              clients.json    who is there and holds what (record/clients.py)
               metrics.jsonl   one line of JSON a round
               summary.json    the result, once the run has ended
+              confusion.json  what the trained models take for what
+              report.html     all of it to look at
               checkpoints/    the last two states, to resume from
               models/         the trained networks
               samples/        pictures of the generator's work
+              tensorboard/    with --log tensorboard
 
 Whoever opens the folder holds a lock on it until it is closed or the process dies.
 """
@@ -28,7 +32,7 @@ __all__ = ["RunFolder", "read_records"]
 
 _FOLDERS = ("checkpoints", "models", "samples")
 # In the order in which an overwrite removes them: config.toml, which makes the folder a run, last.
-_FILES = ("report.html", "summary.json", "metrics.jsonl", "config.toml")
+_FILES = ("report.html", "confusion.json", "clients.json", "summary.json", "metrics.jsonl", "config.toml")
 
 
 class RunFolder:
@@ -89,7 +93,7 @@ class RunFolder:
 
     def _remove_run(self) -> None:
         # Only what a run writes: the folder may hold a user's own notes.
-        for name in _FOLDERS:
+        for name in (*_FOLDERS, "tensorboard"):
             if (self.path / name).is_dir():
                 shutil.rmtree(self.path / name)
         for name in _FILES:

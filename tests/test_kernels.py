@@ -1,0 +1,208 @@
+"""The GPU's kernels against plain PyTorch: on a GPU as they are, elsewhere through Triton's interpreter."""
+
+import os
+
+import pytest
+import torch
+from helpers import pixels, random
+from torch import Tensor
+from torch.nn import functional as F
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from semidfl import draws
+from semidfl.data import augment
+from semidfl.draws import Draws
+from semidfl.learn.optimise import Optimiser
+from semidfl.models import cnn, stacked
+from semidfl.models.acgan import DiscriminatorNet
+from semidfl.models.cnn import CNN
+from semidfl.models.convolution import convolve, convolve_and_pool
+from semidfl.models.kernels import normalise
+from semidfl.models.resnet import ResNet18
+from semidfl.models.stacked import Network
+from semidfl.models.unet import UNet
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# A GPU's tensor cores take float32 in as TF32, with 10 bits behind the point.
+CLOSE = 5e-3 if torch.cuda.is_available() else 2e-5
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return random(seed, *shape).to(DEVICE).requires_grad_()
+
+
+def assert_near(ours: Tensor, theirs: Tensor, what: str = "") -> None:
+    error = ((ours - theirs).norm() / theirs.norm()).item()
+    assert error < CLOSE, f"{what} off by {error:.1e} of its length"
+
+
+def grads(y: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
+    weights = random(99, *y.shape).to(DEVICE)
+    return torch.autograd.grad((y * weights).sum(), leaves)
+
+
+@pytest.mark.parametrize(
+    ("clients", "batch", "side", "inp", "out", "kernel", "stride", "bias"),
+    [
+        (3, 2, 7, 16, 32, 3, 1, True),
+        (2, 3, 8, 24, 16, 3, 2, False),  # channels that fill no tile, every second pixel
+        (2, 2, 7, 8, 8, 3, 2, True),  # an odd side
+        (2, 2, 8, 1, 16, 3, 1, True),  # the first layer
+        (3, 2, 6, 16, 1, 3, 1, True),  # the last
+        (2, 2, 6, 40, 16, 1, 1, True),
+        (2, 2, 6, 32, 16, 1, 2, False),
+        (1, 1, 4, 80, 70, 3, 1, True),  # more than a tile, and not whole ones
+        (2, 12, 12, 6, 25, 3, 1, True),  # pixels of several splits
+    ],
+)
+def test_convolutions(
+    clients: int, batch: int, side: int, inp: int, out: int, kernel: int, stride: int, bias: bool
+) -> None:
+    x = normal(1, batch, side, side, clients * inp)
+    # As they lie in a client's row: between other layers' weights, at any place.
+    row = normal(2, clients, 5 + kernel * kernel * inp * out + out)
+    w = row[:, 5:-out].view(clients, kernel * kernel, inp, out)
+    b = row[:, -out:] if bias else None
+    y = convolve(x, w, b, None, stride)
+    plain = w.permute(0, 3, 2, 1).reshape(clients * out, inp, kernel, kernel)
+    theirs = F.conv2d(
+        x.permute(0, 3, 1, 2), plain, None if b is None else b.flatten(), stride, kernel // 2, groups=clients
+    ).permute(0, 2, 3, 1)
+    assert_near(y, theirs)
+    for name, ours, other in zip(("x", "row"), grads(y, x, row), grads(theirs, x, row), strict=True):
+        assert_near(ours, other, name)
+
+
+def test_a_convolution_adds_what_it_is_told_to() -> None:
+    x, w, extra = normal(1, 2, 5, 5, 32), normal(2, 2, 9, 16, 8), normal(3, 2, 5, 5, 16)
+    y, plain = convolve(x, w, None, extra, 1), convolve(x, w, None, None, 1) + extra
+    assert_near(y, plain)
+    for ours, other in zip(grads(y, x, w, extra), grads(plain, x, w, extra), strict=True):
+        assert_near(ours, other)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["the same images for all", "each its own"])
+def test_convolution_and_pooling(shared: bool) -> None:
+    x = normal(1, 1 if shared else 3, 4, 2, 8, 12).expand(3, -1, -1, -1, -1)
+    w, b = normal(2, 3, 9, 2, 6), normal(3, 3, 6)
+    with torch.no_grad():
+        ours = convolve_and_pool(x, w, b)
+    for c in range(3):
+        plain = w[c].permute(2, 1, 0).reshape(6, 2, 3, 3)
+        theirs = F.max_pool2d(F.relu(F.conv2d(x[c], plain, b[c], padding=1)), 2)
+        assert_near(ours[c], theirs)
+
+
+@pytest.mark.parametrize(
+    ("channels", "per", "conditioned", "act"),
+    [
+        (64, 8, True, "silu"),
+        (32, 4, False, "relu"),
+        (16, 2, True, "none"),
+        (24, 3, False, "silu"),  # groups that are no power of two
+        (48, 6, True, "relu"),
+        (8, 1, False, "none"),
+    ],
+)
+def test_normalisation(channels: int, per: int, conditioned: bool, act: str) -> None:
+    clients, batch, side = 2, 3, 5
+    x, row = normal(1, batch, side, side, clients * channels), normal(2, clients, 2 * channels + 3)
+    weight, bias = row[:, 1 : channels + 1], row[:, -channels:]
+    condition = normal(3, clients, batch, 2 * channels)
+    y = normalise(x, weight, bias, condition if conditioned else None, per, act, 1e-5)
+    h = F.group_norm(x.permute(0, 3, 1, 2), clients * channels // per, weight.flatten(), bias.flatten(), 1e-5)
+    if conditioned:
+        scale, shift = (v.transpose(0, 1).flatten(1)[:, :, None, None] for v in condition.chunk(2, dim=2))
+        h = h * (1 + scale) + shift
+    theirs = {"none": lambda v: v, "silu": F.silu, "relu": F.relu}[act](h).permute(0, 2, 3, 1)
+    assert_near(y, theirs)
+    leaves = (x, row, condition) if conditioned else (x, row)
+    for name, ours, other in zip(("x", "row", "condition"), grads(y, *leaves), grads(theirs, *leaves), strict=False):
+        assert_near(ours, other, name)
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        Optimiser("sgd", 0.1),
+        Optimiser("sgd", 0.1, nesterov=True, weight_decay=0.01),
+        Optimiser("adam", 0.01),
+        Optimiser("adam", 0.01, beta1=0.5, weight_decay=0.01),
+    ],
+    ids=["sgd", "nesterov", "adam", "adam with decay"],
+)
+def test_optimisers(optimiser: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five steps, against the plain form, which other tests hold against torch.optim."""
+    rate = torch.tensor([optimiser.lr], device=DEVICE)
+    ends = []
+    for own in (True, False):
+        monkeypatch.setattr("semidfl.learn.optimise.fused", lambda x, own=own: own)
+        params = random(1, 3, 1500).to(DEVICE)
+        state = optimiser.start(params)
+        for step in range(5):
+            optimiser.step(params, random(step + 2, 3, 1500).to(DEVICE), state, rate if own else optimiser.lr)
+        ends.append([params, *state.values()])
+    for ours, theirs in zip(*ends, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_shifted_images_are_the_same_to_the_bit(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = pixels(1, 6, channels, 5, 8).to(DEVICE)
+    index, drawn = torch.tensor([[0, 5, 2], [3, 3, 1]], device=DEVICE), Draws.of([0, 0], [0, 1], DEVICE)
+    found = []
+    for own in (True, False):
+        monkeypatch.setattr(augment, "fused", lambda x, own=own: own)
+        found.append(augment.Augment(2, True)(pool, index, drawn, 3, "test"))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 5), (2, 700)])
+def test_random_numbers_are_the_same_to_the_bit(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Draws.of([3, 2**62, 0], [0, 9, 1], DEVICE)
+    found = []
+    for own in (True, False):
+        monkeypatch.setattr(draws, "_own_kernel", lambda keys, own=own: own)
+        found.append([mine.bits(12, "test", *shape), mine.words(10**9, "another", 33), mine.normal(1, "n", *shape)])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def inputs_of(*shape: int) -> tuple[Tensor, ...]:
+    level = torch.tensor([[3, 500], [999, 0]], device=DEVICE)
+    return random(5, 2, 2, *shape).to(DEVICE), level, random(6, 2, 2, 10).softmax(2).to(DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs"),
+    [
+        (lambda: UNet(1, 10, 16, 2), inputs_of(1, 7, 8)),
+        (lambda: UNet(1, 10, 16, 2, patch=2), inputs_of(1, 8, 8)),
+        (lambda: CNN(1, 12, 12, 10), inputs_of(1, 12, 12)[:1]),
+        (lambda: DiscriminatorNet(1, 8, 8, 10, 16, 2), inputs_of(1, 8, 8)[:1]),
+        pytest.param(
+            lambda: ResNet18(3, 10),
+            inputs_of(3, 32, 32)[:1],
+            marks=pytest.mark.skipif(DEVICE.type == "cpu", reason="takes minutes in Triton's interpreter"),
+        ),
+    ],
+    ids=["unet", "unet of squares", "cnn", "discriminator", "resnet"],
+)
+def test_whole_networks(build, inputs: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(build, torch.float32, compiled=False)
+    start = network.initial(0).expand(2, -1) + 0.03 * random(7, 2, network.size)
+    found = []
+    for own in (True, False):
+        for room in (stacked, cnn):
+            monkeypatch.setattr(room, "fused", lambda x, own=own: own)
+        params = start.clone().to(DEVICE).requires_grad_()
+        y = network(params, *inputs)
+        with torch.no_grad():
+            again = network(params, *inputs)  # without gradients there are other kernels
+        found.append((y, again, *grads(y, params)))
+    loose = 4 if isinstance(network.module, ResNet18) else 1  # a ReLU may open here and stay shut there
+    for ours, theirs in zip(*found, strict=True):
+        assert ((ours - theirs).norm() / theirs.norm()).item() < CLOSE * loose
