@@ -27,7 +27,7 @@ def record_of(t: int, config: Config, graph: topology.Topology, random: np.rando
     """One round's figures; accuracy grows."""
     n = graph.clients
     grown = 0.95 - 0.85 * np.exp(-t / (0.15 * config.rounds))
-    given = random.integers(0, 100, (CLASSES,))
+    given = random.integers(0, 100, (n, CLASSES))
     record = {
         "round": t,
         "pseudo_labels": random.integers(50, 100, n),

@@ -269,7 +269,7 @@ def test_labels_of_unknown_truth_are_neither_right_nor_wrong() -> None:
     record = log.record()
     assert record["pseudo_labels"] == [0, 0, 8, 0]
     assert record["pseudo_precision"] == [None, None, pytest.approx(2 / 3, abs=1e-5), None]
-    assert [sum(record[f"pseudo_{part}"]) for part in ("given", "right", "wrong")] == [8, 2, 1]
+    assert [np.sum(record[f"pseudo_{part}"]) for part in ("given", "right", "wrong")] == [8, 2, 1]
 
 
 @pytest.mark.parametrize(
