@@ -42,11 +42,20 @@ __all__ = [
 @dataclass(frozen=True)
 class DataConfig:
     dataset: str = "mnist"
-    """digits, mnist, fashion-mnist, cifar10, or the path of an .npz with x_train, y_train, x_test, y_test"""
+    """digits, mnist, fashion-mnist, cifar10, the path of an .npz with x_train, y_train, x_test, y_test,
+    or of a folder of images (docs/own-data.md)"""
     ratio: float = 0.5
-    """labelled share of all training samples, in percent"""
+    """labelled share of all training samples, in percent; where some come without a label, all others keep theirs"""
     alpha: float = 100.0
     """Dirichlet concentration of the classes over the clients: 100 is near IID, 0.1 very skewed"""
+    size: int = 0
+    """side in pixels to which a folder's images are resized; 0: as they are if all are alike and at most 64, else 32"""
+    channels: int = 0
+    """of a folder's images: 1 makes them grey, 3 colour; 0: colour if any of them is"""
+    test: float = 20.0
+    """percent of a folder's labelled images that are kept for testing; a folder test/ in it comes first"""
+    classes: str = ""
+    """class names of a folder, with commas between, in their order; empty: those found"""
 
 
 @dataclass(frozen=True)

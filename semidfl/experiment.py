@@ -15,11 +15,12 @@ from semidfl import topology
 from semidfl.cohort import Cohort, Learner, each
 from semidfl.config import Config, config_hash, from_toml, to_toml
 from semidfl.data.dataset import Dataset
-from semidfl.data.partition import Split, partition
+from semidfl.data.own import with_sites
+from semidfl.data.partition import Split, by_owner, partition
 from semidfl.data.shards import Shards
 from semidfl.data.sources import load
 from semidfl.draws import Draws
-from semidfl.errors import CheckpointError, Stopped
+from semidfl.errors import CheckpointError, DataError, Stopped
 from semidfl.exchange.base import Counted, Exchange
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.learn.classifier import accuracy
@@ -53,7 +54,8 @@ class Result:
 
 def run(config: Config, folder: str | Path = "", overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Runs an experiment; `folder` defaults to runs/NAME."""
-    data = load(config.data.dataset)
+    data = load(config.data.dataset, config.data, config.seed)
+    config = with_sites(config, data)
     method, cohort = prepare(config, data)
     path = Path(folder or Path("runs") / config.name)
     with RunFolder.create(path, to_toml(config), overwrite) as kept, progress or Progress() as shown:
@@ -64,7 +66,7 @@ def resume(folder: str | Path, progress: Progress | None = None) -> Result:
     """Goes on where a run was stopped; ends with what it would have ended with."""
     with RunFolder.open(Path(folder)) as kept, progress or Progress() as shown:
         config = from_toml(kept.config_toml)
-        method, cohort = prepare(config, load(config.data.dataset))
+        method, cohort = prepare(config, load(config.data.dataset, config.data, config.seed))
         done = 0
         if any(kept.checkpoints.glob("*.safetensors")):
             done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
@@ -92,6 +94,10 @@ def prepare(config: Config, data: Dataset, clients: Sequence[int] | None = None)
 
 
 def _split(config: Config, data: Dataset, graph: topology.Topology, kind: type[Method]) -> Split:
+    if kind.all_labelled and (unknown := int((data.train_labels < 0).sum())):
+        raise DataError(f"method = {config.method!r} needs every label, and {unknown} images of {data.name} have none")
+    if data.owners is not None:
+        return by_owner(data.train_labels, data.owners, graph.clients)
     if kind.all_labelled:
         return partition(data.train_labels, "L" * graph.clients, 100.0, config.data.alpha, config.seed)
     return partition(data.train_labels, graph.roles, config.data.ratio, config.data.alpha, config.seed)

@@ -51,8 +51,8 @@ class Baseline(Method):
 
 def report(log: "RoundLog", cohort: Cohort, label: Tensor, kept: Tensor, thresholds: Tensor | None = None) -> None:
     """How many samples (C, n) have got a pseudo-label, and how many a right one."""
-    right = kept & (label == cohort.shards.labels[cohort.shards.unlabelled.table])
+    truth = cohort.shards.labels[cohort.shards.unlabelled.table]
     log["pseudo_labels"] = kept.sum(1)
-    log["pseudo_precision"] = right.sum(1) / kept.sum(1)
+    log["pseudo_precision"] = (kept & (label == truth)).sum(1) / (kept & (truth >= 0)).sum(1)
     if thresholds is not None:
         log["thresholds"] = thresholds
