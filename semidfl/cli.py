@@ -35,6 +35,12 @@ USAGE = """usage: semidfl COMMAND …
   data check NAME_OR_PATH [--size N] [--channels N] [--classes A,B,…] [--test PERCENT] [--format text|json]
                                   what is in a data set, an .npz or a folder of images, and what is wrong with it;
                                   exit code 2 if something is
+  predict RUN --input IMAGE_OR_FOLDER [--client N] [--format text|csv|json]
+                                  class and probability of images, by the mean of the clients' models
+  export RUN --format onnx|torchscript|safetensors [--client N] [--out FILE]
+                                  a model for other programs, preprocessing inside, checked against the original
+  generate RUN [--class NAME] [--n COUNT] [--client N] [--seed N] [--out FOLDER]
+                                  images drawn by the generator that the clients share
   version
 
 Runs are written to runs/NAME."""
@@ -205,4 +211,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "reproduce": _reproduce,
     "compare": _compare,
     "data": _later("data", "data"),
+    "predict": _later("use", "predict"),
+    "export": _later("use", "export"),
+    "generate": _later("use", "generate"),
 }

@@ -28,9 +28,11 @@ from semidfl.learn.generator import Generator
 from semidfl.methods import Method, find_method
 from semidfl.models.stacked import Network
 from semidfl.record import checkpoint
+from semidfl.record.card import model_card
 from semidfl.record.folder import RunFolder
 from semidfl.record.images import save_png
 from semidfl.record.log import RoundLog
+from semidfl.record.version import refuse_other_version, stamp
 from semidfl.rounds import one_round
 from semidfl.setup import Setup
 from semidfl.stop import Stop
@@ -70,6 +72,8 @@ def resume(folder: str | Path, progress: Progress | None = None) -> Result:
         done = 0
         if any(kept.checkpoints.glob("*.safetensors")):
             done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
+            anew = f"go on with that version, or start anew: semidfl run {kept.path}/config.toml --overwrite"
+            refuse_other_version(kept.checkpoints, meta, anew)
             if meta.get("config") != config_hash(config):
                 raise CheckpointError(f"{kept.checkpoints} holds a checkpoint of another config than config.toml")
             cohort.restore(tensors)
@@ -132,6 +136,8 @@ def _rounds(config: Config, method: Method, cohort: Cohort, kept: RunFolder, sho
     _save_models(kept, method, cohort)
     summary = summarise(config, kept.records(), method.setup.device)
     kept.write_summary(summary)
+    mean_model = float(test(method.setup, cohort.classifier.params.mean(0, keepdim=True)))
+    kept.write_text("model_card.md", model_card(method.setup, cohort, summary, mean_model))
     return Result(kept.path, summary)
 
 
@@ -197,7 +203,7 @@ def summarise(config: Config, records: Sequence[Mapping[str, Any]], device: torc
 
 def _checkpoint(config: Config, kept: RunFolder, done: int, cohort: Cohort) -> None:
     kept.sync()
-    checkpoint.save(kept.checkpoints, done, cohort.state(), {"config": config_hash(config)})
+    checkpoint.save(kept.checkpoints, done, cohort.state(), {"config": config_hash(config)} | stamp())
 
 
 def _save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
@@ -209,6 +215,7 @@ def _save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
         tensors = network.named(learner.params)
         for row, client in enumerate(cohort.ids):
             meta = {"client": str(client), "part": part, "config": config_hash(method.setup.config)}
+            meta |= stamp(method.setup.space)
             one = {name: x[row].contiguous() for name, x in tensors.items()}
             checkpoint.save_model(kept.models / f"{part}-{client:04d}.safetensors", one, meta)
 

@@ -6,7 +6,8 @@ Three layouts, told apart by what lies in the folder:
     csv       scans/labels.csv       a file and its label a line; files without either have no label
     sites     shared/SITE/…          a folder a client, each in one of the layouts above
 
-Beside them, test/ (as classes or csv) is the test part, and the classes may lie in train/. Nothing is opened here but labels.csv.
+Beside them, test/ (as classes or csv) is the test part, and the classes may lie in train/. Nothing is opened here
+but labels.csv.
 """
 
 import csv

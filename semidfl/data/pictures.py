@@ -25,7 +25,18 @@ from semidfl.record.atomic import replacing
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["SUFFIXES", "Look", "Shape", "decode", "look", "read_pictures", "resize", "shape_for", "weights"]
+__all__ = [
+    "SUFFIXES",
+    "Look",
+    "Shape",
+    "decode",
+    "decode_all",
+    "look",
+    "read_pictures",
+    "resize",
+    "shape_for",
+    "weights",
+]
 
 SUFFIXES = frozenset(".png .jpg .jpeg .bmp .gif .tif .tiff .webp .pgm .ppm .pbm .pnm".split())
 T = TypeVar("T")
@@ -163,7 +174,8 @@ def read_pictures(paths: Sequence[Path], size: int, channels: int, cache: Path |
         looks = list(pool.map(look, paths))
         seen = {place: one for place, one in enumerate(looks) if isinstance(one, Look)}
         shape = shape_for(list(seen.values()), size, channels)
-        decoded = dict(zip(seen, pool.map(partial(decode, shape=shape), (paths[i] for i in seen)), strict=True))
+        some = pool.map(partial(decode, shape=shape), [paths[i] for i in seen])
+        decoded = dict(zip(seen, some, strict=True))
     good = {place: one for place, one in decoded.items() if not isinstance(one, str)}
     failures = {place: str(decoded.get(place, one)) for place, one in enumerate(looks) if place not in good}
     sizes: dict[str, int] = {}
@@ -175,6 +187,13 @@ def read_pictures(paths: Sequence[Path], size: int, channels: int, cache: Path |
     if cache is not None:
         _keep(cache, key, found)
     return found
+
+
+def decode_all(paths: Sequence[Path], shape: Shape) -> list[Images | str]:
+    """Each picture in the shape asked for, or why it cannot be read."""
+    with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
+        warnings.simplefilter("ignore")
+        return list(pool.map(partial(decode, shape=shape), paths))
 
 
 # --- the cache ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
     runs/NAME/config.toml     the settings, complete
               metrics.jsonl   one line of JSON a round
               summary.json    the result, once the run has ended
+              model_card.md   the same in words: data, recipe, accuracy, limits
               checkpoints/    the last two states, to resume from
               models/         the trained networks
               samples/        pictures of the generator's work
@@ -27,8 +28,10 @@ from semidfl.record.atomic import explain, replacing, sync
 __all__ = ["RunFolder", "read_records"]
 
 _FOLDERS = ("checkpoints", "models", "samples")
+# Made from the models by other commands, and as old as they.
+_DERIVED = ("exports", "generated")
 # In the order in which an overwrite removes them: config.toml, which makes the folder a run, last.
-_FILES = ("report.html", "summary.json", "metrics.jsonl", "config.toml")
+_FILES = ("report.html", "model_card.md", "summary.json", "metrics.jsonl", "config.toml")
 
 
 class RunFolder:
@@ -89,7 +92,7 @@ class RunFolder:
 
     def _remove_run(self) -> None:
         # Only what a run writes: the folder may hold a user's own notes.
-        for name in _FOLDERS:
+        for name in (*_FOLDERS, *_DERIVED):
             if (self.path / name).is_dir():
                 shutil.rmtree(self.path / name)
         for name in _FILES:
