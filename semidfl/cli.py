@@ -41,6 +41,9 @@ USAGE = """usage: semidfl COMMAND …
                                   a model for other programs, preprocessing inside, checked against the original
   generate RUN [--class NAME] [--n COUNT] [--client N] [--seed N] [--out FOLDER]
                                   images drawn by the generator that the clients share
+  doctor [--port N] [--identity FOLDER] [--federation FILE] [--name PEER] [--format text|json]
+                                  what this machine has and lacks: torch, GPU, memory, data, ports, neighbours
+  completion bash|zsh|fish        lets the shell complete commands and options: see docs/quickstart.md
   version
 
 Runs are written to runs/NAME."""
@@ -214,4 +217,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "predict": _later("use", "predict"),
     "export": _later("use", "export"),
     "generate": _later("use", "generate"),
+    "doctor": _later("doctor", "doctor"),
+    "completion": _later("completion", "completion"),
 }

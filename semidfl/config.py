@@ -33,6 +33,7 @@ __all__ = [
     "from_toml",
     "full_path",
     "help_of",
+    "kinds",
     "leaves",
     "override",
     "to_toml",
@@ -241,8 +242,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for path, value in leaves(self):
-            refuse_text(path, _kinds()[path], value)
-            coerce(path, _kinds()[path], value)
+            refuse_text(path, kinds()[path], value)
+            coerce(path, kinds()[path], value)
             check(path, value)
         if self.generator.sampler_steps >= self.generator.steps:
             raise ConfigError(
@@ -267,7 +268,7 @@ def override(config: Config, values: Mapping[str, object]) -> Config:
     for name, value in values.items():
         path = full_path(name)
         section, _, leaf = path.rpartition(".")
-        changes.setdefault(section, {})[leaf] = coerce(path, _kinds()[path], value)
+        changes.setdefault(section, {})[leaf] = coerce(path, kinds()[path], value)
     top = changes.pop("")
     # All at once: fields that depend on each other may change together.
     return replace(config, **top, **{name: replace(getattr(config, name), **x) for name, x in changes.items()})
@@ -332,7 +333,7 @@ def config_hash(config: Config) -> str:
 
 
 @cache
-def _kinds() -> dict[str, Any]:
+def kinds() -> dict[str, Any]:
     """The type of every field, by dotted path."""
     top = get_type_hints(Config)
     found = {name: kind for name, kind in top.items() if not is_dataclass(kind)}

@@ -13,7 +13,7 @@ from semidfl.config import Config, DataConfig
 from semidfl.data.dataset import Dataset, Images, Labels
 from semidfl.data.faults import refuse, typos
 from semidfl.data.folder import Listing, Picture, scan
-from semidfl.data.pictures import Pixels, read_pictures
+from semidfl.data.pictures import Pixels, Shape, read_pictures
 from semidfl.errors import DataError
 
 __all__ = [
@@ -53,12 +53,15 @@ class Own:
 
 def own_folder(path: Path, data: DataConfig, cache: Path | None) -> Own:
     """Find and decode everything in the folder."""
-    listing = scan(path, class_names(data.classes))
-    kept = None
+    return _own(path, class_names(data.classes), data.size, data.channels, cache)
+
+
+def _own(path: Path, classes: Sequence[str], size: int | tuple[int, int], channels: int, cache: Path | None) -> Own:
+    listing, kept = scan(path, classes), None
     if cache is not None:
-        name = hashlib.sha256(f"{path.resolve()} {data.size} {data.channels}".encode()).hexdigest()[:16]
+        name = hashlib.sha256(f"{path.resolve()} {size} {channels}".encode()).hexdigest()[:16]
         kept = cache / "folders" / f"{name}.npz"
-    return Own(listing, read_pictures([p.path for p in listing.pictures], data.size, data.channels, kept))
+    return Own(listing, read_pictures([p.path for p in listing.pictures], size, channels, kept))
 
 
 def class_names(text: str) -> tuple[str, ...]:
@@ -126,15 +129,15 @@ def dataset_of(own: Own, percent: float, seed: int) -> Dataset:
     )
 
 
-def load_site(path: Path, data: DataConfig, seed: int, cache: Path | None = None) -> Parts:
-    """One real site's folder: it may lack labels, and so a test part; what all sites share must be in the config."""
-    if not (data.classes and data.size and data.channels):
-        raise DataError("a site by itself cannot know data.classes, data.size and data.channels: set all three")
-    own = own_folder(path, data, cache)
+def load_site(
+    path: Path, classes: Sequence[str], shape: Shape, percent: float = 20.0, seed: int = 0, cache: Path | None = None
+) -> Parts:
+    """One real site's folder, which may lack labels and so a test part; classes and shape are what all agreed on."""
+    own = _own(path, classes, shape[1:], shape[0], cache)
     if wrong := next(typos(own.listing), None):
         raise DataError(wrong.text)
     _warn(own)
-    return parts_of(own, data.test, seed)
+    return parts_of(own, percent, seed)
 
 
 def held_out(labels: Labels, sites: Labels, percent: float, seed: int) -> npt.NDArray[np.bool_]:

@@ -148,11 +148,11 @@ def weights(old: int, new: int) -> npt.NDArray[np.float64]:
     return found
 
 
-def shape_for(looks: Sequence[Look], size: int, channels: int) -> Shape:
-    """The shape that all pictures get; 0 means: what suits them."""
+def shape_for(looks: Sequence[Look], size: int | tuple[int, int], channels: int) -> Shape:
+    """The shape that all pictures get: a side, or height and width; 0 means: what suits them."""
     channels = channels or (1 if all(one.grey for one in looks) else 3)
     if size:
-        return channels, size, size
+        return channels, *((size, size) if isinstance(size, int) else size)
     sizes = {(one.height, one.width) for one in looks}
     if len(sizes) == 1:
         height, width = sizes.pop()
@@ -161,7 +161,9 @@ def shape_for(looks: Sequence[Look], size: int, channels: int) -> Shape:
     return channels, _USUAL, _USUAL
 
 
-def read_pictures(paths: Sequence[Path], size: int, channels: int, cache: Path | None = None) -> Pixels:
+def read_pictures(
+    paths: Sequence[Path], size: int | tuple[int, int], channels: int, cache: Path | None = None
+) -> Pixels:
     """All pictures in one shape; those that cannot be read are left out and named.
 
     With `cache`, what was decoded is kept in this file and used again until any of the pictures changes.
@@ -199,7 +201,7 @@ def decode_all(paths: Sequence[Path], shape: Shape) -> list[Images | str]:
 # --- the cache ---------------------------------------------------------------------------------------------
 
 
-def _key(paths: Sequence[Path], size: int, channels: int) -> str:
+def _key(paths: Sequence[Path], size: int | tuple[int, int], channels: int) -> str:
     """Changes with any name, time or length of the files and with what is asked for."""
     digest = hashlib.sha256(json.dumps([_FORMAT, size, channels]).encode())
     for path in paths:

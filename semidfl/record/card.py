@@ -27,7 +27,7 @@ def model_card(setup: "Setup", cohort: "Cohort", summary: Mapping[str, Any], mea
         f"# Model card: {config.name}",
         f"{_network(config)} for {space.width}x{space.height} {'grey' if space.channels == 1 else 'colour'} images in "
         f"{space.classes} classes ({_listed(names)}), trained by {len(cohort.ids)} clients that share models and no "
-        f"data ([SemiDFL](https://arxiv.org/abs/2412.13589), method `{config.method}`).",
+        f"data ([SemiDFL](https://doi.org/10.1609/aaai.v39i18.34090), method `{config.method}`).",
         "## Data",
         _data(setup, cohort),
         _labels(cohort, names),
@@ -93,9 +93,9 @@ def _accuracy(summary: Mapping[str, Any], mean_model: float, tested: int, classe
     return (
         f"**{100 * summary['accuracy']:.2f} %**, mean over the clients and the last tests "
         f"(over the clients: standard deviation {100 * summary['std_over_clients']:.2f}, "
-        f"lowest {100 * min(clients):.2f}, highest {100 * max(clients):.2f}). The mean of their weights, which `predict` and "
-        f"`export` use, has {100 * mean_model:.2f} % after the last round; "
-        f"guessing gives {100 / classes:.1f} % if classes are equally frequent.{rough}"
+        f"lowest {100 * min(clients):.2f}, highest {100 * max(clients):.2f}). "
+        f"The mean of their weights, which `predict` and `export` use, has {100 * mean_model:.2f} % "
+        f"after the last round; guessing gives {100 / classes:.1f} % if classes are equally frequent.{rough}"
     )
 
 

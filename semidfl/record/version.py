@@ -26,7 +26,8 @@ def stamp(space: Space | None = None) -> dict[str, str]:
 def space_of(meta: Mapping[str, str]) -> Space:
     """The space that `stamp` wrote."""
     fields: dict[str, Any] = json.loads(meta["space"])
-    return Space(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})
+    tuples: dict[str, Any] = {name: tuple(x) for name, x in fields.items() if isinstance(x, list)}
+    return Space(**(fields | tuples))
 
 
 def refuse_other_version(path: Path, meta: Mapping[str, str], advice: str) -> None:
