@@ -52,6 +52,7 @@ Runs are written to runs/NAME."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    before = warnings.formatwarning
     # A warning is a line for the user, not for a programmer.
     warnings.formatwarning = lambda message, *_, **__: f"semidfl: {message}\n"
     try:
@@ -68,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("semidfl: stopped at once; the last checkpoint stands", file=sys.stderr)
         return 130
+    finally:
+        warnings.formatwarning = before
 
 
 def _dispatch(words: list[str]) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from semidfl.errors import ConfigError, nearest
 
-__all__ = ["check", "coerce", "refuse_text"]
+__all__ = ["check", "coerce", "legal_words", "refuse_text"]
 
 
 def _at_least(low: float) -> "_Rule":
@@ -84,6 +84,13 @@ def check(path: str, value: object) -> None:
         raise ConfigError(f"name = {value!r} is not legal: it names a folder and must hold no '/'")
     if path == "graph.roles" and (bad := set(str(value)) - set("LMU")):
         raise ConfigError(f"graph.roles holds {sorted(bad)}: legal letters are L, M and U")
+
+
+def legal_words(path: str, kind: Any) -> str:
+    """What the field may be, for the documentation."""
+    if get_origin(kind) is Literal:
+        return ", ".join(get_args(kind))
+    return _RULES[path][1] if path in _RULES else _WORDS[kind]
 
 
 def coerce(path: str, kind: Any, value: object) -> object:

@@ -4,6 +4,7 @@ Some faults stop a run (`STOP`), some it can do without but should be mended (`M
 """
 
 import hashlib
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -95,12 +96,12 @@ def _meant(name: str, counts: Counter[str]) -> str:
             return other
     others = [o for o in others if counts[name] <= max(1, _RARE * counts[o]) and counts[o] >= 3]
     # "grade 1" and "grade 2" are neighbours, not typos.
-    close = get_close_matches(name, [o for o in others if _letters(o) != _letters(name)], n=1, cutoff=_CLOSE)
+    close = get_close_matches(name, [o for o in others if _numbers(o) == _numbers(name)], n=1, cutoff=_CLOSE)
     return close[0] if close else ""
 
 
-def _letters(name: str) -> str:
-    return "".join(letter for letter in name if not letter.isdecimal())
+def _numbers(name: str) -> list[str]:
+    return re.findall(r"\d+", name)
 
 
 def _example(listing: Listing, label: str) -> str:

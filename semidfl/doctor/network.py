@@ -19,24 +19,24 @@ _SOON = 30
 _PATIENCE = 5.0
 _AUTHORITY = "authority"
 
+_SAME = "compare authority.crt on both sides"
+_STRANGER = "its certificate is of another federation's authority"
+_UNKNOWN = "it does not know the authority of our certificate"
 # A part of what OpenSSL says, and what it means between two peers.
 _TLS = (
     ("certificate has expired", "its certificate has expired", "ask it to have a new one issued"),
     ("not yet valid", "its certificate is not valid yet", "compare the clocks of both machines"),
     ("hostname mismatch", "its certificate carries another name", "check names and addresses in the federation file"),
-    ("self-signed", "its certificate is of another federation's authority", "compare authority.crt on both sides"),
-    ("local issuer", "its certificate is of another federation's authority", "compare authority.crt on both sides"),
-    ("wrong_version", "it speaks no TLS", "is it running with --insecure, or is another program on this port?"),
-    ("unknown_ca", "it does not know the authority of our certificate", "compare authority.crt on both sides"),
-    ("unknown ca", "it does not know the authority of our certificate", "compare authority.crt on both sides"),
-    ("certificate_expired", "our certificate has expired", "semidfl identity issue NAME"),
+    ("self-signed", _STRANGER, _SAME),
+    ("local issuer", _STRANGER, _SAME),
+    ("signature failure", _STRANGER, _SAME),
+    ("unknown ca", _UNKNOWN, _SAME),
+    ("decrypt error", _UNKNOWN, _SAME),
     ("certificate expired", "our certificate has expired", "semidfl identity issue NAME"),
-    ("certificate_required", "it asks for our certificate", "give --identity FOLDER and --name NAME"),
     ("certificate required", "it asks for our certificate", "give --identity FOLDER and --name NAME"),
-    ("bad_certificate", "it refuses our certificate", "is our name in its federation file, and not on its deny list?"),
     ("bad certificate", "it refuses our certificate", "is our name in its federation file, and not on its deny list?"),
-    ("unexpected_eof", "it closed the line during the greeting", "its log says why"),
-    ("eof occurred", "it closed the line during the greeting", "its log says why"),
+    ("wrong version", "it speaks no TLS", "is it running with --insecure, or is another program on this port?"),
+    ("eof", "it closed the line during the greeting", "its log says why"),
 )
 
 
@@ -158,11 +158,12 @@ def _reach(peer: str, address: str, context: ssl.SSLContext | None) -> Finding:
 
 def explain_tls(error: ssl.SSLError) -> tuple[str, str]:
     """What a refusal means, and what to do."""
-    said = f"{error.reason or ''} {error}".lower()
+    reason = getattr(error, "reason", None)
+    said = f"{reason or ''} {error}".lower().replace("_", " ")
     for part, text, advice in _TLS:
         if part in said:
             return text, advice
-    return f"TLS failed ({error.reason or error})", "compare the certificates on both sides"
+    return f"TLS failed ({reason or error})", "compare the certificates on both sides"
 
 
 def split_address(address: str) -> tuple[str, int]:
