@@ -44,5 +44,5 @@ $(BIN)/python:
 	@touch $@
 
 .venv/dev.stamp: .venv/core.stamp
-	$(INSTALL) --editable '.[dev,data,report]'
+	$(INSTALL) --editable '.[dev,data,report,onnx]'
 	@touch $@

@@ -21,7 +21,7 @@ STEPS = (
     ("3  draw", "images of all classes:\nthe consensus\ndata space", False),
     ("4  blend", "MixUp of labelled,\npseudo-labelled and\ngenerated images", False),
     ("5  train", "the classifier on\nthe blend", False),
-    ("6  mix", "both models with the\nneighbours', weighted by\naccuracy on drawn images", True),
+    ("6  mix", "both models with the\nneighbours', by accuracy\non drawn images", True),
 )
 WIDTH, HEIGHT, GAP = 2.75, 1.5, 0.5
 

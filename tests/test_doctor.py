@@ -253,6 +253,15 @@ def test_a_federation_that_cannot_be_read(tmp_path: Path) -> None:
     assert "authority.crt is missing" in found.text
 
 
+def test_peers_of_a_federation_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from semidfl.doctor import network
+
+    (tmp_path / "f.toml").write_text("".join(f"[[peers]]\nname = '{n}'\naddress = '{n}:1'\n" for n in "abc"))
+    assert network._peers(tmp_path / "f.toml", "") == [("a", "a:1"), ("b", "b:1"), ("c", "c:1")]
+    monkeypatch.setattr(network, "find_spec", lambda name: None)  # the package without its network part
+    assert network._peers(tmp_path / "f.toml", "b") == [("a", "a:1"), ("c", "c:1")]
+
+
 def test_what_openssl_may_say_else() -> None:
     text, advice = explain_tls(ssl.SSLError(1, "[SSL: SOMETHING_NEW] something new"))
     assert "SOMETHING" in text.upper()

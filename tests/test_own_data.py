@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from folders import colours, few_labels, twelve_classes
+from folders import colours, digits, few_labels, save, twelve_classes
 from PIL import Image
 from safetensors import safe_open
 from small import TINY
@@ -221,3 +221,48 @@ def test_an_export_that_answers_otherwise_is_not_kept(
     assert main(["export", str(done.run), "--format=torchscript", "--out", str(tmp_path / "x.pt")]) == 2
     assert "is not kept: its answers are off by" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method", ["semidfl", "dfl-lb", "mixmatch", "flexmatch", "cbafed"])
+@pytest.mark.parametrize("variant", ["paper", "tuned"])
+def test_every_method_takes_images_without_labels(
+    method: str, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the very first image has none, to which the empty cells of tables point."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEMIDFL_DATA", str(tmp_path / "cache"))
+    few_labels(Path("own"))
+    for k in range(10):  # so that unlabeled/ comes first
+        Path(f"own/{k}").rename(f"own/v{k}")
+    words = [f"--{name}={value}" for name, value in (RUN | {"rounds": 2, "pseudo.align": True}).items()]
+    assert main(["run", "paper", "--dataset=own", *words, f"--method={method}", f"--variant={variant}"]) == 0
+
+
+def test_sites_from_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEMIDFL_DATA", str(tmp_path / "cache"))
+    for k, (pixels, label) in enumerate(digits(120)):
+        place = ("a/unlabeled", f"b/{label}", f"c/{label}" if k % 2 else "c/unlabeled")[k % 3]
+        save(Path("shared") / place / f"{k}.png", pixels)
+    assert [s["role"] for s in printed(["data", "check", "shared"])["sites"]] == ["U", "L", "M"]
+    settings = RUN | {"rounds": 2, "graph.clients": 3, "graph.roles": "", "name": "sites"}
+    words = ["run", "paper", "--dataset=shared", *(f"--{name}={value}" for name, value in settings.items())]
+    assert main(words) == 0
+    assert from_toml(Path("runs/sites/config.toml").read_text()).graph.roles == "ULM"
+    summary = Path("runs/sites/summary.json").read_text()
+    capsys.readouterr()
+    assert main(["resume", "runs/sites"]) == 0  # finds the same data, roles and clients again
+    assert json.loads(Path("runs/sites/summary.json").read_text())["per_client"] == json.loads(summary)["per_client"]
+    assert "| unlabelled only (U) | 1 | 0 | 40 |" in Path("runs/sites/model_card.md").read_text()
+
+
+def test_the_upper_bound_needs_every_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few_labels(Path("own"))
+    words = [f"--{name}={value}" for name, value in RUN.items()]
+    assert main(["run", "paper", "--dataset=own", *words, "--method=dfl-ub"]) == 2
+    assert "method = 'dfl-ub' needs every label, and 130 images of own have none" in capsys.readouterr().err

@@ -99,7 +99,11 @@ def _folder_report(r: "FolderReport") -> str:
         blocks.append("\n".join(f"{fault.kind}: {fault.text}" for fault in r.faults))
     if r.usable:
         clients, graph = (len(r.sites), "full") if r.sites else (6, "ring")
-        blocks.append(f"next: semidfl run paper --dataset {r.name} --clients {clients} --topology {graph} --dry-run")
+        few = "" if r.unlabelled or r.sites else " --ratio 20"
+        if few:
+            blocks.append("every image has a label: a run keeps --ratio percent of them and hides the others")
+        flags = f"--clients {clients} --topology {graph}{few}"
+        blocks.append(f"next: semidfl run paper --dataset {r.name} {flags} --dry-run")
     else:
         blocks.append("a run would refuse this folder: mend what is marked `stop` first")
     return "\n\n".join(blocks)

@@ -102,7 +102,7 @@ def look_at_neighbours(federation: Path, name: str, identity: Path | None) -> It
 
 def _peers(path: Path, name: str) -> list[tuple[str, str]]:
     """Names and addresses from the federation file."""
-    if name and find_spec("semidfl.node.federation") is not None:
+    if name and find_spec("semidfl.node") is not None:  # which knows the graph, too
         found = import_module("semidfl.node.federation").read(path)
         found.member(name)
         return [(peer.name, peer.address) for peer in found.neighbours_of(name)]
