@@ -7,10 +7,11 @@ the same bytes.
 
 import hashlib
 import json
+import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -171,8 +172,7 @@ def read_pictures(
     key = _key(paths, size, channels)
     if cache is not None and (kept := _recall(cache, key)) is not None:
         return kept
-    with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
-        warnings.simplefilter("ignore")  # of odd metadata, which do no harm
+    with _workers() as pool:
         looks = list(pool.map(look, paths))
         seen = {place: one for place, one in enumerate(looks) if isinstance(one, Look)}
         shape = shape_for(list(seen.values()), size, channels)
@@ -191,10 +191,23 @@ def read_pictures(
     return found
 
 
+@contextmanager
+def _workers() -> Iterator[ThreadPoolExecutor]:
+    """A thread a core: decoders and matrix products let others run meanwhile."""
+    try:
+        from threadpoolctl import threadpool_limits  # comes with scikit-learn
+
+        alone = threadpool_limits(1, "blas")  # else each thread's products would start threads of their own
+    except ImportError:
+        alone = nullcontext()
+    with alone, warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        warnings.simplefilter("ignore")  # of odd metadata, which do no harm
+        yield pool
+
+
 def decode_all(paths: Sequence[Path], shape: Shape) -> list[Images | str]:
     """Each picture in the shape asked for, or why it cannot be read."""
-    with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
-        warnings.simplefilter("ignore")
+    with _workers() as pool:
         return list(pool.map(partial(decode, shape=shape), paths))
 
 

@@ -100,11 +100,13 @@ def _accuracy(summary: Mapping[str, Any], mean_model: float, tested: int, classe
 
 
 def _recipe(config: Config, summary: Mapping[str, Any]) -> str:
+    from semidfl import __version__
+
     plain = dict(leaves(Config()))
     changed = [f"`{path} = {value!r}`" for path, value in leaves(config) if value != plain[path] and path != "name"]
     return (
         f"{summary['rounds']} rounds in {summary['seconds']:.0f} s on {summary['device']}, seed {config.seed}, "
-        f"config {summary['config']}; semidfl, torch {summary['versions']['torch']}. "
+        f"config {summary['config']}; semidfl {__version__}, torch {summary['versions']['torch']}. "
         f"Where it differs from the paper's recipe for MNIST: {', '.join(changed) or 'nowhere'}. "
         "All settings are in config.toml."
     )
