@@ -290,7 +290,7 @@ def test_the_test_part_is_stratified(rows: list[tuple[int, int]], percent: float
     for (label, owner), size in groups.items():
         taken = int(chosen[(labels == label) & (owners == owner)].sum())
         assert taken < size  # one stays to learn from
-        assert taken <= np.ceil(size * wanted / known)
+        assert taken <= size * wanted / known + 1  # more only in place of groups that have none to give
 
 
 def test_another_seed_draws_another_test_part() -> None:
