@@ -81,7 +81,9 @@ def _data_report(report: "Report") -> str:
 def _folder_report(r: "FolderReport") -> str:
     channels, height, width = r.shape
     kinds = sorted(r.sizes.items(), key=lambda item: -item[1])
-    sizes = ", ".join(f"{count} of {size}" for size, count in kinds[:3]) + (", …" if len(kinds) > 3 else "")
+    sizes = ", ".join(f"{count} of {size}" for size, count in kinds)
+    if len(kinds) > 3:
+        sizes = f"{sum(r.sizes.values())} in {len(kinds)} sizes, such as {kinds[0][0]} and {kinds[-1][0]}"
     worked = f"{width}x{height} {'grey' if channels == 1 else 'colour'}"
     rows = [*zip(r.classes, r.train_counts, r.test_counts, strict=True)]
     if r.unlabelled:
