@@ -171,6 +171,7 @@ def test_the_cache_is_used_until_something_changes(tmp_path: Path, monkeypatch: 
     paths[1].write_bytes(b"junk")
     cache = tmp_path / "cache" / "x.npz"
     first = read_pictures(paths, 0, 0, cache)
+    assert cache.parent.stat().st_mode & 0o077 == 0  # nobody else can look at private images
     calls: list[Path] = []
     plain = decode
     monkeypatch.setattr(pictures, "decode", lambda path, shape: (calls.append(path), plain(path, shape))[1])

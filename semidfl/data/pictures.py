@@ -241,6 +241,7 @@ def _recall(cache: Path, key: str) -> Pixels | None:
 def _keep(cache: Path, key: str, found: Pixels) -> None:
     about = {"key": key, "good": found.good, "failures": found.failures, "sizes": found.sizes}
     with suppress(OSError):  # a cache that cannot be written is none
-        cache.parent.mkdir(parents=True, exist_ok=True)
+        cache.parent.parent.mkdir(parents=True, exist_ok=True)
+        cache.parent.mkdir(mode=0o700, exist_ok=True)  # private images stay with their owner
         with replacing(cache) as temp, temp.open("wb") as file:
             np.savez(file, images=found.images, about=np.array(json.dumps(about)))
