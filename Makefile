@@ -50,5 +50,5 @@ $(BIN)/python:
 	@touch $@
 
 .venv/dev.stamp: .venv/core.stamp
-	$(INSTALL) --editable '.[dev,data,report,web,tensorboard]'
+	$(INSTALL) --editable '.[dev,data,report,web,tensorboard,onnx]'
 	@touch $@
