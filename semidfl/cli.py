@@ -31,6 +31,11 @@ USAGE = """usage: semidfl COMMAND …
   data list                       the data sets and where they are
   data get NAME                   fetch a data set and verify it
   data check NAME_OR_FILE         what is in it
+  local-federation --peers 5      real peers on this machine, each a process with its own certificate
+  federation new FOLDER           the file and the certificates of a new federation
+  identity init | issue | show    its authority, keys and certificates
+  node --federation F --name A    run a peer; --help of each of these lists its options
+  audit DIR                       what a peer has sent to whom
   version
 
 Runs are written to runs/NAME."""
@@ -64,7 +69,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"semidfl {__version__}")
         return 0
-    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce"):
+    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce", *_PEERS):
         print(USAGE.format(recipes=", ".join(RECIPES)))
         return 0
     if words[0] not in COMMANDS:
@@ -227,6 +232,18 @@ def _data_report(report: "Report") -> str:
     return "\n".join(lines)
 
 
+def _peers(name: str) -> Callable[[list[str]], int]:
+    def call(words: list[str]) -> int:
+        from semidfl.node.extras import need
+
+        found: Callable[[list[str]], int] = getattr(need("semidfl.node.commands"), name.replace("-", "_"))
+        return found(words)
+
+    return call
+
+
+_PEERS = ("identity", "federation", "node", "local-federation", "audit")
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "demo": _demo,
     "run": _run,
@@ -234,4 +251,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "reproduce": _reproduce,
     "compare": _compare,
     "data": _data,
+    **{name: _peers(name) for name in _PEERS},
 }

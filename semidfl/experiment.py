@@ -35,7 +35,7 @@ from semidfl.setup import Setup
 from semidfl.stop import Stop
 from semidfl.terminal import Progress
 
-__all__ = ["Result", "prepare", "resume", "run", "test", "train"]
+__all__ = ["Result", "gather", "prepare", "resume", "run", "test", "train"]
 
 
 @dataclass(frozen=True)
@@ -75,20 +75,26 @@ def resume(folder: str | Path, progress: Progress | None = None) -> Result:
         return _rounds(config, method, cohort, kept, shown, first=done + 1)
 
 
-def prepare(config: Config, data: Dataset, clients: Sequence[int] | None = None) -> tuple[Method, Cohort]:
+def prepare(
+    config: Config, data: Dataset, clients: Sequence[int] | None = None, graph: topology.Topology | None = None
+) -> tuple[Method, Cohort]:
     """The method and a cohort of some clients (all by default) before the first round."""
     kind = find_method(config.method)
-    graph = topology.build(config.graph, config.seed)
-    setup = Setup.of(config, data, graph)
-    method = kind(setup)
+    graph = graph or topology.build(config.graph, config.seed)
+    method = kind(Setup.of(config, data, graph))
     ids = tuple(range(graph.clients)) if clients is None else tuple(clients)
     split = _split(config, data, graph, kind)
-    draws = Draws.of([config.seed] * len(ids), ids, setup.device)
-    shards = Shards.of(data, split, ids, setup.device)
+    return method, gather(method, ids, Shards.of(data, split, ids, method.setup.device))
+
+
+def gather(method: Method, ids: tuple[int, ...], shards: Shards) -> Cohort:
+    """A cohort of clients that hold these data, before the first round."""
+    setup = method.setup
+    draws = Draws.of([setup.config.seed] * len(ids), ids, setup.device)
     cohort = Cohort(ids, draws, shards, _learner(setup, len(ids), "classifier"))
     if method.generates:
         cohort.generator = _learner(setup, len(ids), "generator")
-    return method, cohort
+    return cohort
 
 
 def _split(config: Config, data: Dataset, graph: topology.Topology, kind: type[Method]) -> Split:
@@ -150,7 +156,8 @@ class Rounds:
         started = time.perf_counter()
         log = RoundLog(self.t, self.method.setup.device)
         one_round(self.t, self.cohort, self.method, self.exchange, log)
-        if self.t % self.config.evaluation.every == 0 or self.t == self.config.rounds:
+        due = self.t % self.config.evaluation.every == 0 or self.t == self.config.rounds
+        if due and self.method.setup.test_labels.numel():  # a real peer may have nothing to test with
             with log.phase("test"):
                 log["accuracy"] = test(self.method.setup, self.cohort.classifier.params)
         log["bytes_sent"] = self.exchange.reset()

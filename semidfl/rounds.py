@@ -38,7 +38,7 @@ def agree(t: int, cohort: Cohort, method: Method, exchange: Exchange, accuracy: 
     models |= {name: cohort.classifier.optimiser[name] for name in momentum}
     shared = exchange.share(t, "models", models)
     near = Neighbourhood.of(method.setup.graph, cohort.ids, shared.ids, method.setup.device)
-    weights = method.weights(near, shared.tensors.get("accuracy"))
+    weights = near.trusted(method.weights(near, shared.tensors.get("accuracy")), shared.trust)
     ordered = method.setup.config.compute.deterministic
     cohort.classifier.params = mix(weights, near, shared.tensors["classifier"], ordered)
     if cohort.generator is not None:

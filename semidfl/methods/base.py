@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from semidfl.record.log import RoundLog
     from semidfl.setup import Setup
 
-__all__ = ["Method", "learning_rows", "update_rows"]
+__all__ = ["Method", "learning_rows", "precision", "update_rows"]
 
 
 class Method:
@@ -116,6 +116,13 @@ def learning_rows(cohort: Cohort, pseudo: PseudoLabels | None) -> list[int]:
     """The clients that have labelled or pseudo-labelled samples, as far as the host knows."""
     unlabelled: Sequence[int] = cohort.shards.unlabelled.held if pseudo is not None else [0] * len(cohort.ids)
     return [i for i, (n, m) in enumerate(zip(cohort.shards.labelled.held, unlabelled, strict=True)) if n or m]
+
+
+def precision(shards: Shards, label: Tensor, kept: Tensor) -> Tensor:
+    """(C,): share of right ones among the kept labels (C, n); NaN where nobody knows the truth, as at a real peer."""
+    truth = shards.labels[shards.unlabelled.table]
+    counted = kept & (truth >= 0)
+    return (counted & (label == truth)).sum(1) / counted.sum(1)
 
 
 def update_rows(learner: Learner, rows: Rows, outcome: Outcome) -> Tensor:

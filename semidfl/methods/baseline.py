@@ -15,7 +15,7 @@ from semidfl.cohort import Cohort, each, take
 from semidfl.data.shards import Shards
 from semidfl.draws import Draws
 from semidfl.learn.pseudo_label import Labeller, sharpen
-from semidfl.methods.base import Method
+from semidfl.methods.base import Method, precision
 
 if TYPE_CHECKING:
     from semidfl.record.log import RoundLog
@@ -51,8 +51,7 @@ class Baseline(Method):
 
 def report(log: "RoundLog", cohort: Cohort, label: Tensor, kept: Tensor, thresholds: Tensor | None = None) -> None:
     """How many samples (C, n) have got a pseudo-label, and how many a right one."""
-    right = kept & (label == cohort.shards.labels[cohort.shards.unlabelled.table])
     log["pseudo_labels"] = kept.sum(1)
-    log["pseudo_precision"] = right.sum(1) / kept.sum(1)
+    log["pseudo_precision"] = precision(cohort.shards, label, kept)
     if thresholds is not None:
         log["thresholds"] = thresholds

@@ -16,7 +16,7 @@ from semidfl.learn.batch import PseudoLabels, compose
 from semidfl.learn.classifier import accuracy, probabilities
 from semidfl.learn.descend import Outcome
 from semidfl.learn.pseudo_label import Labeller, class_thresholds, qualified_counts, sharpen, teachers
-from semidfl.methods.base import Method, learning_rows, update_rows
+from semidfl.methods.base import Method, learning_rows, precision, update_rows
 
 if TYPE_CHECKING:
     from semidfl.exchange.base import Exchange
@@ -59,9 +59,8 @@ class SemiDFL(Method):
             thresholds = torch.full_like(thresholds, config.threshold)
         confidence, best = p.max(2)
         kept = valid & (confidence > thresholds.gather(1, best))
-        right = (best == cohort.shards.labels[cohort.shards.unlabelled.table]) & kept
         log["pseudo_labels"] = kept.sum(1)
-        log["pseudo_precision"] = right.sum(1) / kept.sum(1)
+        log["pseudo_precision"] = precision(cohort.shards, best, kept)
         log["thresholds"] = thresholds
         targets = F.one_hot(best, p.shape[2]).float() if config.labels == "hard" else p
         trust = kept.sum(1) / valid.sum(1).clamp(min=1) if config.masked else None
