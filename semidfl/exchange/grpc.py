@@ -30,7 +30,7 @@ from semidfl.exchange.base import Shared
 from semidfl.exchange.client import Answer, Line, Neighbour, Unreachable, channel_options
 from semidfl.exchange.codec import CHUNK, LARGEST_CONTROL, PROTOCOL, Body, Hello, Spec, encode_body
 from semidfl.exchange.refuse import Refusal, Refused, Tally
-from semidfl.exchange.server import Ledger, Mailbox, Server
+from semidfl.exchange.server import Ledger, Mailbox, Server, difference
 from semidfl.node.identity import Identity
 from semidfl.node.retry import pauses
 
@@ -39,6 +39,8 @@ __all__ = ["Deadlines", "GrpcExchange", "Plan"]
 T = TypeVar("T")
 _SLACK = 30.0
 """seconds after which a wait that should have ended by itself is broken off"""
+_EVERY = 5.0
+"""seconds between two lines of the log that say who is waited for"""
 _PROBE = 0.5
 """seconds that a neighbour gets that has not been there for many rounds"""
 
@@ -347,16 +349,19 @@ class GrpcExchange:
         until = time.monotonic() + self.plan.deadlines.hello
         why = dict.fromkeys(self._lines, "not heard of yet")
         tasks = [asyncio.create_task(self._greet(name, until, why)) for name in self._lines]
+        said = time.monotonic()
         while why and time.monotonic() < until:
-            done, _ = await asyncio.wait(tasks, timeout=min(5.0, max(0.01, until - time.monotonic())))
-            if len(done) == len(tasks):
-                break
-            self.log.info("waiting for %s", ", ".join(f"{who} ({reason})" for who, reason in why.items()))
-            if all(reason.startswith("disagrees") for reason in why.values()) and len(why) == len(self._lines):
-                break
+            await asyncio.wait(tasks, timeout=0.2)
+            if len(why) == len(tasks) and all(reason.startswith("disagrees") for reason in why.values()):
+                break  # it is this peer's own file that is wrong
+            if why and time.monotonic() - said > _EVERY:
+                said = time.monotonic()
+                self.log.info("waiting for %s", "; ".join(f"{who} ({reason})" for who, reason in why.items()))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # What a peer said of itself explains more than that it has left.
+        why |= {who: f"disagrees: {text}" for who, text in self._handlers.disputes.items() if who in why}
         if len(self._lines) - len(why) < min(least, len(self._lines)):
             text = "; ".join(f"{who}: {reason}" for who, reason in why.items())
             raise FederationError(f"too few neighbours came (deadlines.hello is {self.plan.deadlines.hello:g} s): {text}")
@@ -372,7 +377,7 @@ class GrpcExchange:
                     self.at[name] = min(theirs.at, self.plan.rounds)
                     del why[name]
                     return
-                why[name] = f"disagrees: {_difference(self.plan.terms, theirs.terms)}"
+                why[name] = f"disagrees: {difference(self.plan.terms, theirs.terms)}"
                 self.tally.note(name, Refused(Refusal.DISAGREES, why[name]))
             except Refused as refused:
                 why[name] = f"refused: {refused}"
@@ -387,7 +392,7 @@ class GrpcExchange:
         said = time.monotonic()
         while (waiting := set(self._lines) - self._handlers.gone) and time.monotonic() < until:
             await asyncio.sleep(0.05)
-            if time.monotonic() - said > 5.0:
+            if time.monotonic() - said > _EVERY:
                 said = time.monotonic()
                 self.log.info("done; still serving %s", ", ".join(sorted(waiting)))
         # All neighbours are done, or time is up; a last moment for our own goodbyes.
@@ -415,13 +420,3 @@ def _optional(topic: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     clients = next(iter(own.values())).shape[0]
     return {"accuracy": own.get("accuracy", torch.zeros(clients, dtype=torch.float64))}
 
-
-def _difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """The first line in which two peers' terms differ."""
-    for name, text in ours.items():
-        other = theirs.get(name, "")
-        if text != other:
-            pairs = zip(text.splitlines() + [""] * 999, other.splitlines() + [""] * 999, strict=False)
-            here, there = next(((a, b) for a, b in pairs if a != b), ("", ""))
-            return f"{name}: {here[:60]!r} here, {there[:60]!r} there"
-    return "in nothing that it says"

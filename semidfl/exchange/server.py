@@ -7,9 +7,9 @@ a round that is yet to come waits for it, no longer than the asker allows.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import grpc
@@ -17,7 +17,7 @@ import grpc
 from semidfl.exchange.codec import CHUNK, PROTOCOL, Ask, Body, Bye, Head, Hello, decode, encode
 from semidfl.exchange.refuse import Refusal, Refused, Tally
 
-__all__ = ["METHODS", "SERVICE", "Ledger", "Mailbox", "Server"]
+__all__ = ["METHODS", "SERVICE", "Ledger", "Mailbox", "Server", "difference"]
 
 SERVICE = "semidfl.Peer"
 METHODS = ("fetch", "hello", "bye")
@@ -96,6 +96,7 @@ class Server:
         self.neighbours, self.mailbox, self.ledger, self.tally = neighbours, mailbox, ledger, tally
         self.denied, self.secure, self.longest = denied, secure, longest
         self.gone: set[str] = set()  # those that need nothing more
+        self.disputes: dict[str, str] = {}  # in what those differ that have said hello and do not agree
         self._open: Counter[str] = Counter()
 
     def handlers(self) -> Any:
@@ -143,12 +144,19 @@ class Server:
             asked = decode(Hello, data)
             with self._admitted(asked.sender, context):
                 self.gone.discard(asked.sender)  # it is back
+                self._compare(asked)
                 answer = encode(Hello(PROTOCOL, self.me, self.agreement, self.mailbox.at, self.terms))
                 self.ledger.control(asked.sender, len(answer))
                 return answer
         except Refused as refused:
             await self._refuse(refused, context)
             raise
+
+    def _compare(self, asked: Hello) -> None:
+        self.disputes.pop(asked.sender, None)
+        if asked.agreement != self.agreement:
+            self.disputes[asked.sender] = text = difference(self.terms, asked.terms)
+            self.tally.note(asked.sender, Refused(Refusal.DISAGREES, text))
 
     async def bye(self, data: bytes, context: Any) -> bytes:
         """A neighbour has all it needs."""
@@ -200,3 +208,13 @@ class Server:
 def _caller(context: Any) -> str:
     names = context.auth_context().get("x509_subject_alternative_name", ())
     return b",".join(names).decode(errors="replace")[:80] or context.peer()
+
+
+def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """The first line in which two peers' terms differ."""
+    for name, text in ours.items():
+        pairs = zip_longest(text.splitlines(), theirs.get(name, "").splitlines(), fillvalue="")
+        for here, there in pairs:
+            if here != there:
+                return f"{name}: {here[:60]!r} here, {there[:60]!r} there"
+    return "in nothing that it says"
