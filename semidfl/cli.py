@@ -36,6 +36,7 @@ USAGE = """usage: semidfl COMMAND …
   identity init | issue | show    its authority, keys and certificates
   node --federation F --name A    run a peer; --help of each of these lists its options
   audit DIR                       what a peer has sent to whom
+  bench peers                     throughput of the exchange and cost of a round of real peers
   version
 
 Runs are written to runs/NAME."""
@@ -242,6 +243,15 @@ def _peers(name: str) -> Callable[[list[str]], int]:
     return call
 
 
+def _bench(words: list[str]) -> int:
+    from semidfl.node.extras import need
+
+    if words[:1] != ["peers"]:
+        raise ConfigError("usage: semidfl bench peers [--option value …]")
+    found: Callable[[list[str]], int] = need("semidfl.bench.peers").main
+    return found(words[1:])
+
+
 _PEERS = ("identity", "federation", "node", "local-federation", "audit")
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -251,5 +261,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "reproduce": _reproduce,
     "compare": _compare,
     "data": _data,
+    "bench": _bench,
     **{name: _peers(name) for name in _PEERS},
 }

@@ -41,7 +41,7 @@ _SLACK = 30.0
 """seconds after which a wait that should have ended by itself is broken off"""
 _EVERY = 5.0
 """seconds between two lines of the log that say who is waited for"""
-_PROBE = 0.5
+_PROBE = 0.25
 """seconds that a neighbour gets that has not been there for many rounds"""
 
 
