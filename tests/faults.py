@@ -26,7 +26,16 @@ def _answers(change: Any) -> None:
         found = await self.mailbox.get(ask.round, ask.topic, ask.oldest, ask.wait)
         t, body = found or (0, Body(b"", b"", ()))
         head = codec.Head(
-            1, self.me, self.agreement, ask.nonce, t, ask.topic, self.mailbox.at, self.clients, len(body.data), body.digest
+            1,
+            self.me,
+            self.agreement,
+            ask.nonce,
+            t,
+            ask.topic,
+            self.mailbox.at,
+            self.clients,
+            len(body.data),
+            body.digest,
         )
         await change(head, body, context)
 

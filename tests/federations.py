@@ -1,4 +1,4 @@
-"""Live federations of real processes for the tests: forked from one that has torch loaded, so that each starts at once."""
+"""Live federations of real processes: forked from one that has torch loaded, so that each starts at once."""
 
 import contextlib
 import ctypes

@@ -99,7 +99,28 @@ def _random_body(draw: random.Random) -> str:
     return _try_body(data, hashlib.sha256(data).digest())
 
 
-VALUES = [0, 1, -1, 7, 2**31, 2**40, 2**63, 2**70, 1.5, None, True, "F32", "I64", "Q8", "", [], {}, [1, 300], [1, 11], [[1]]]
+VALUES = [
+    0,
+    1,
+    -1,
+    7,
+    2**31,
+    2**40,
+    2**63,
+    2**70,
+    1.5,
+    None,
+    True,
+    "F32",
+    "I64",
+    "Q8",
+    "",
+    [],
+    {},
+    [1, 300],
+    [1, 11],
+    [[1]],
+]
 
 
 def _mutated_header(draw: random.Random) -> str:
@@ -138,7 +159,9 @@ def _mutated(data: bytes, draw: random.Random) -> bytes:
             case 2 if out:
                 out[place % len(out)] ^= 1 << draw.randrange(8)
             case 3:
-                out[place : place + 4] = draw.choice((b"\xff\xff\xff\xff", b"\0\0\0\0", b"\0\0\xc0\x7f", b"\0\0\x80\x7f"))
+                out[place : place + 4] = draw.choice(
+                    (b"\xff\xff\xff\xff", b"\0\0\0\0", b"\0\0\xc0\x7f", b"\0\0\x80\x7f")
+                )
             case _:
                 out = out[:place] or out
     return bytes(out)

@@ -34,9 +34,15 @@ def body_of(tensors: dict[str, torch.Tensor]) -> tuple[bytearray, bytes]:
 @given(st.data())
 def test_tensors_come_through_as_they_were(data: st.DataObject) -> None:
     clients = data.draw(st.integers(1, 3))
-    shapes = data.draw(st.dictionaries(st.text(min_size=1, max_size=8), st.lists(st.integers(0, 4), max_size=3), max_size=4))
+    shapes = data.draw(
+        st.dictionaries(st.text(min_size=1, max_size=8), st.lists(st.integers(0, 4), max_size=3), max_size=4)
+    )
     dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8])
-    own = {n: torch.randn(clients, *shape).abs().to(data.draw(dtypes)) for n, shape in shapes.items() if n != "__metadata__"}
+    own = {
+        n: torch.randn(clients, *shape).abs().to(data.draw(dtypes))
+        for n, shape in shapes.items()
+        if n != "__metadata__"
+    }
     body = encode_body(own)
     found = decode_body(bytearray(body.data), body.digest, Spec.of(own, {}, "fp32"), clients)
     reference = safetensors.torch.load(body.data)
@@ -114,7 +120,8 @@ def laid_out(places: dict[str, tuple[int, int]], size: int) -> tuple[bytearray, 
     """A body whose header says that the tensors lie at these places."""
     codes = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
     header = {
-        n: {"dtype": codes[OWN[n].dtype], "shape": list(OWN[n].shape), "data_offsets": place} for n, place in places.items()
+        n: {"dtype": codes[OWN[n].dtype], "shape": list(OWN[n].shape), "data_offsets": place}
+        for n, place in places.items()
     }
     text = msgspec.json.encode(header)
     data = bytearray(len(text).to_bytes(8, "little") + text + bytes(size))

@@ -1,11 +1,9 @@
 """A federation of real processes gives what the simulator gives, and a peer's data and files are what it says."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from federations import QUICK, SHORT, Live, digits, live
+from federations import SHORT, Live, digits, live
 from small import TINY
 
 import semidfl

@@ -145,7 +145,7 @@ def overhead(peers: int, rounds: int) -> dict[str, float]:
 def _alone(config: Any) -> float:
     method, cohort = prepare(config, load(config.data.dataset))
     records = list(train(config, method, cohort, MemoryExchange(cohort.ids)))
-    return statistics.median(record["seconds"]["round"] for record in records[2:])
+    return float(statistics.median(record["seconds"]["round"] for record in records[2:]))
 
 
 def _rounds(folder: Path) -> list[float]:

@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import torch
@@ -118,7 +118,7 @@ def decode(kind: type[M], data: bytes) -> M:
         version = _LOOSE.decode(data).get("protocol")
         if version != PROTOCOL:
             raise Refused(Refusal.PROTOCOL, f"protocol {version!r:.40} there, {PROTOCOL} here")
-        return cast(M, msgspec.msgpack.decode(data, type=kind))
+        return msgspec.msgpack.decode(data, type=kind)
     # Deep nesting and strings that are no UTF-8 have errors of their own.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise Refused(Refusal.GARBAGE, f"no {kind.__name__}: {error!s:.100}") from None

@@ -86,7 +86,7 @@ class Meeting:
 
     missing: dict[str, str] = field(default_factory=dict)
     stale: dict[str, int] = field(default_factory=dict)
-    waited: Counter[str] = field(default_factory=Counter)
+    waited: dict[str, float] = field(default_factory=dict)
     received: int = 0
     present: set[str] = field(default_factory=set)
 
@@ -279,7 +279,7 @@ class GrpcExchange:
             return None  # it could not be reached under an earlier topic of this round
         patience = max(plan.deadlines.round / 2 ** min(self._absent[name], 30), min(_PROBE, plan.deadlines.round))
         started = time.monotonic()
-        until = started + max(0.0, patience - meeting.waited[name])
+        until = started + max(0.0, patience - meeting.waited.get(name, 0.0))
         try:
             answer = await self._insist(name, t, topic, spec, until)
         except Unreachable as error:
@@ -291,7 +291,7 @@ class GrpcExchange:
             meeting.missing[name] = f"refused: {refused.reason}"
             return None
         finally:
-            meeting.waited[name] += time.monotonic() - started
+            meeting.waited[name] = meeting.waited.get(name, 0.0) + time.monotonic() - started
         self._absent[name] = 0
         self.at[name] = answer.at
         return self._timely(name, t, topic, answer)
@@ -364,7 +364,9 @@ class GrpcExchange:
         why |= {who: f"disagrees: {text}" for who, text in self._handlers.disputes.items() if who in why}
         if len(self._lines) - len(why) < min(least, len(self._lines)):
             text = "; ".join(f"{who}: {reason}" for who, reason in why.items())
-            raise FederationError(f"too few neighbours came (deadlines.hello is {self.plan.deadlines.hello:g} s): {text}")
+            raise FederationError(
+                f"too few neighbours came (deadlines.hello is {self.plan.deadlines.hello:g} s): {text}"
+            )
         return why
 
     async def _greet(self, name: str, until: float, why: dict[str, str]) -> None:
@@ -419,4 +421,3 @@ def _optional(topic: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {}
     clients = next(iter(own.values())).shape[0]
     return {"accuracy": own.get("accuracy", torch.zeros(clients, dtype=torch.float64))}
-

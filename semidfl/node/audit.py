@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,10 @@ class Audit:
             raise RunFolderError(explain(self.path, error)) from error
         self._previous = hashlib.sha256(last).hexdigest() if last else _START
 
-    def sends(self, peer: str, topic: str, round: int, names: Sequence[str], size: int, digest: bytes) -> None:
+    def sends(self, peer: str, topic: str, round: int, names: Collection[str], size: int, digest: bytes) -> None:
         """Tensors are about to go to a peer."""
-        self._write(
-            {"peer": peer, "topic": topic, "round": round, "tensors": list(names), "bytes": size, "sha256": digest.hex()}
-        )
+        what = {"peer": peer, "topic": topic, "round": round, "tensors": list(names)}
+        self._write({**what, "bytes": size, "sha256": digest.hex()})
 
     def control(self, peer: str, size: int) -> None:
         """A short word went to a peer."""

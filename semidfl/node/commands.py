@@ -82,7 +82,9 @@ def _line(certificate: object) -> str:
 
     assert isinstance(certificate, Certificate)
     left = certificate.days_left
-    until = f"until {certificate.ends:%Y-%m-%d} ({left:.0f} days)" if left > 0 else f"EXPIRED {certificate.ends:%Y-%m-%d}"
+    until = (
+        f"until {certificate.ends:%Y-%m-%d} ({left:.0f} days)" if left > 0 else f"EXPIRED {certificate.ends:%Y-%m-%d}"
+    )
     return f"{certificate.name:20} {until:32} sha256 {certificate.fingerprint}"
 
 
@@ -122,12 +124,17 @@ def _top(options: dict[str, str], name: str) -> tuple[dict[str, object], dict[st
     sections: dict[str, dict[str, object]] = {}
     if "dataset" not in values:
         if "classes" not in options or "image" not in options:
-            raise ConfigError("--dataset is missing, or, where each peer has its own data, --classes A,B,… and --image CxHxW")
+            raise ConfigError(
+                "needed: --dataset NAME, or, where each has its own data, --classes A,B,… and --image CxHxW"
+            )
         shape = options.pop("image").split("x")
         if len(shape) != 3 or not all(part.isdigit() for part in shape):
             raise ConfigError("--image must be channels, height and width, as in 1x28x28")
         classes = options.pop("classes").split(",")
-        sections["images"] = {"classes": classes, **dict(zip(("channels", "height", "width"), map(int, shape), strict=True))}
+        sections["images"] = {
+            "classes": classes,
+            **dict(zip(("channels", "height", "width"), map(int, shape), strict=True)),
+        }
     for section in ("deadlines", "faults"):
         names = [key for key in options if key.startswith(f"{section}.")]
         if names:
@@ -212,7 +219,8 @@ def local_federation(words: list[str]) -> int:
             s = local.summary(name)
             held = s["held_out_accuracy"]
             score = f"{100 * sum(held) / len(held):6.2f} %" if held else "  (no held-out labels)"
-            print(f"{name}  role {made.member(name).role}  {score}  {s['bytes_sent'] / 1e6:8.2f} MB sent  {s['seconds']:6.1f} s")
+            sent = f"{s['bytes_sent'] / 1e6:8.2f} MB sent"
+            print(f"{name}  role {made.member(name).role}  {score}  {sent}  {s['seconds']:6.1f} s")
     print(f"federation: {folder}")
     return 0
 
@@ -249,7 +257,7 @@ def _options(
     words: Sequence[str], usage: str, known: set[str] | None, switches: Sequence[str] = ()
 ) -> tuple[list[str], dict[str, str]]:
     """Plain words, and --name value or --name=value; switches stand alone. `known` None: any name."""
-    if not words and known is not None or any(word in ("-h", "--help") for word in words):
+    if (not words and known is not None) or any(word in ("-h", "--help") for word in words):
         print(usage)
         raise SystemExit(0)
     plain: list[str] = []
@@ -277,4 +285,3 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError(f"--{name} = {text!r} is not legal: it must be a number") from None
-

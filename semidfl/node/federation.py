@@ -63,9 +63,7 @@ class Images:
     @property
     def space(self) -> Space:
         half = (0.5,) * self.channels
-        return Space(
-            self.channels, self.height, self.width, len(self.classes), self.mean or half, self.std or half
-        )
+        return Space(self.channels, self.height, self.width, len(self.classes), self.mean or half, self.std or half)
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,9 @@ def _federation(table: dict[str, Any]) -> Federation:
     _check_numbers(deadlines, faults)
     if not dataset and (config.aggregation.weights == "adatest" or any(peer.clients > 1 for peer in peers)):
         raise FederationError("peers with data of their own cannot use adatest, nor host more than one client each")
-    return Federation(_text(table, "name", "federation"), config, images, peers, graph, dataset, deadlines, faults, wire)
+    return Federation(
+        _text(table, "name", "federation"), config, images, peers, graph, dataset, deadlines, faults, wire
+    )
 
 
 def _peers(tables: Any) -> tuple[Member, ...]:
@@ -248,9 +248,11 @@ def _flat(table: Any) -> dict[str, object]:
         raise FederationError("[config] must be a table")
     flat: dict[str, object] = {}
     for key, value in table.items():
-        flat |= {full_path(f"{key}.{k}"): v for k, v in value.items()} if isinstance(value, dict) else {
-            full_path(key): value
-        }
+        flat |= (
+            {full_path(f"{key}.{k}"): v for k, v in value.items()}
+            if isinstance(value, dict)
+            else {full_path(key): value}
+        )
     return flat
 
 
@@ -262,15 +264,19 @@ def _images(table: Mapping[str, Any], dataset: str) -> Images:
         return Images(data.classes, *data.shape, data.mean, data.std)
     if "images" not in table:
         raise FederationError("[images] is missing: classes, channels, height and width must be given, or a dataset")
-    images = _section(Images, table["images"], "images")
+    images: Images = _section(Images, table["images"], "images")
+    sides = images.height, images.width
     if len(images.classes) < 2 or len(set(images.classes)) != len(images.classes):
         raise FederationError("images.classes must hold at least two names, each once")
-    if images.channels not in (1, 3) or not 4 <= min(images.height, images.width) <= max(images.height, images.width) <= 4096:
+    if (
+        images.channels not in (1, 3)
+        or not 4 <= min(images.height, images.width) <= max(images.height, images.width) <= 4096
+    ):
         raise FederationError("images: channels must be 1 or 3, height and width from 4 to 4096")
     for name in ("mean", "std"):
         numbers = getattr(images, name)
         if numbers and (len(numbers) != images.channels or not all(0 <= x <= 1 for x in numbers)):
-            raise FederationError(f"images.{name} must hold a number from 0 to 1 for each of {images.channels} channels")
+            raise FederationError(f"images.{name} must hold {images.channels} numbers from 0 to 1, one a channel")
     if images.std and min(images.std) <= 0:
         raise FederationError("images.std must be above 0")
     return images

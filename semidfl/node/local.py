@@ -20,7 +20,10 @@ __all__ = ["Local", "free_ports", "new_federation"]
 
 
 def new_federation(
-    folder: Path, peers: Mapping[str, tuple[str, str]], values: Mapping[str, object], sections: Mapping[str, Mapping[str, object]]
+    folder: Path,
+    peers: Mapping[str, tuple[str, str]],
+    values: Mapping[str, object],
+    sections: Mapping[str, Mapping[str, object]],
 ) -> Federation:
     """Writes federation.toml and identity/ with an authority and a certificate for each peer.
 

@@ -236,7 +236,7 @@ def _resume(kept: RunFolder, cohort: Cohort, config: str) -> int:
     if any(kept.checkpoints.glob("*.safetensors")):
         done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
         if meta.get("config") != config:
-            raise CheckpointError(f"{kept.checkpoints} holds a checkpoint of another config: pass --overwrite to start anew")
+            raise CheckpointError(f"{kept.checkpoints} is of another config: pass --overwrite to start anew")
         cohort.restore(tensors)
     kept.truncate(done)
     return done

@@ -84,7 +84,9 @@ def _pixels(path: Path, name: str, array: npt.NDArray[np.generic], space: Space)
     images = _images(path, name, array)
     if images.shape[1:] != space.shape:
         found, wanted = ("x".join(map(str, shape)) for shape in (images.shape[1:], space.shape))
-        raise DataError(f"{path}: {name} holds images of {found}, the federation's are {wanted} (channels, height, width)")
+        raise DataError(
+            f"{path}: {name} holds images of {found}, the federation's are {wanted} (channels, height, width)"
+        )
     return images
 
 
