@@ -268,10 +268,7 @@ def _images(table: Mapping[str, Any], dataset: str) -> Images:
     sides = images.height, images.width
     if len(images.classes) < 2 or len(set(images.classes)) != len(images.classes):
         raise FederationError("images.classes must hold at least two names, each once")
-    if (
-        images.channels not in (1, 3)
-        or not 4 <= min(images.height, images.width) <= max(images.height, images.width) <= 4096
-    ):
+    if images.channels not in (1, 3) or not 4 <= min(sides) <= max(sides) <= 4096:
         raise FederationError("images: channels must be 1 or 3, height and width from 4 to 4096")
     for name in ("mean", "std"):
         numbers = getattr(images, name)
