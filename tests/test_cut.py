@@ -10,7 +10,7 @@ import pytest
 from federations import QUICK, SHORT, Live, digits, live
 
 HALVES = {"a": "10.83.7.1", "b": "10.83.7.1", "c": "10.83.7.2", "d": "10.83.7.2"}
-ROUNDS = 60
+ROUNDS = 35
 
 
 def ip(*words: str) -> None:
@@ -49,7 +49,7 @@ def test_both_halves_train_on_and_merge(spaces: tuple[str, str], tmp_path: Path)
     data = digits(tmp_path)
     addresses = {name: f"{host}:{7440 + k}" for k, (name, host) in enumerate(HALVES.items())}
     roles = dict(zip(HALVES, "LMMU", strict=True))
-    deadlines = SHORT | {"round": 1.0, "transfer": 1.0, "hello": 20.0, "linger": 5.0}
+    deadlines = SHORT | {"round": 0.6, "transfer": 1.0, "hello": 20.0, "linger": 5.0}
     config = QUICK | {"rounds": ROUNDS}
     with live(tmp_path / "f", data, roles, config, deadlines=deadlines, addresses=addresses) as made:
         for name, host in HALVES.items():

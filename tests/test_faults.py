@@ -23,7 +23,7 @@ DEADLINES = SHORT | {"round": 0.6, "transfer": 0.8, "linger": 0.6, "hello": 1.5}
 PATIENT = SHORT | {"round": 20.0, "transfer": 10.0, "linger": 10.0, "hello": 20.0}
 """where nobody may be left out, however busy the machine is"""
 LONGEST = 20.0
-"""seconds for a whole federation: start, six rounds, deadlines that halve (2 x round), transfers, linger, and slack"""
+"""seconds for a whole federation: start, four rounds, deadlines that halve (2 x round), transfers, linger, and slack"""
 
 
 @dataclass(frozen=True, eq=False)  # an Enum takes members with equal values for one
@@ -69,7 +69,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return digits(tmp_path_factory.mktemp("data"))
 
 
-def assert_went_on(made: Live, *names: str, rounds: int = 6) -> None:
+def assert_went_on(made: Live, *names: str, rounds: int = 4) -> None:
     """These peers did all their rounds, and their models are sound."""
     for name in names:
         assert made.records(name)[-1]["round"] == rounds
@@ -89,7 +89,7 @@ def refused(made: Live, reason: str) -> int:
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
 def test_the_others_go_on(fault: Fault, data: Path, tmp_path: Path) -> None:
     case = fault.value
-    config = QUICK | {"rounds": 6}
+    config = QUICK | {"rounds": 4}
     if fault is Fault.KILLED_IN_A_CHUNK:  # a model of several chunks
         config |= {"method": "semidfl", "generator.width": 32, "generator.levels": 3, "generator.start": 90}
     with live(tmp_path / "f", data, ROLES, config, deadlines=DEADLINES if case.missing else PATIENT) as made:
@@ -142,7 +142,7 @@ def test_a_peer_that_is_late_is_taken_with_less_weight(data: Path, tmp_path: Pat
 
 def test_killed_and_restarted(data: Path, tmp_path: Path) -> None:
     """It resumes from its checkpoint, takes its neighbours' round and models, and goes on."""
-    config = QUICK | {"rounds": 30}
+    config = QUICK | {"rounds": 24}
     with live(tmp_path / "f", data, ROLES, config, deadlines=DEADLINES | {"linger": 8.0}) as made:
         start_slowly(made)
         made.wait_for_round("c", 3)
@@ -154,17 +154,17 @@ def test_killed_and_restarted(data: Path, tmp_path: Path) -> None:
         assert "catches up from round" in made.log("c")
         rounds = [record["round"] for record in made.records("c")]
         assert rounds == sorted(set(rounds))
-        assert rounds[-1] == 30
+        assert rounds[-1] == 24
         skipped = max(b - a for a, b in itertools.pairwise(rounds))
         assert skipped > 3
         assert not made.records("a")[-1]["missing"]  # it is one of them again
         assert any("c" in record["missing"] for record in made.records("a"))
-        assert_went_on(made, "a", "b", "c", rounds=30)
+        assert_went_on(made, "a", "b", "c", rounds=24)
 
 
 def test_restarted_without_its_checkpoint(data: Path, tmp_path: Path) -> None:
     """The disk is lost: it starts from its neighbours' models, not from the first round."""
-    config = QUICK | {"rounds": 25, "method": "semidfl", "generator.width": 8}
+    config = QUICK | {"rounds": 20, "method": "semidfl", "generator.width": 8}
     with live(tmp_path / "f", data, ROLES, config, deadlines=DEADLINES | {"linger": 8.0}) as made:
         start_slowly(made)
         made.wait_for_round("a", 4)
@@ -175,7 +175,7 @@ def test_restarted_without_its_checkpoint(data: Path, tmp_path: Path) -> None:
         made.ends("a", "b", "c", limit=40.0)
         assert made.records("c")[0]["round"] > 6
         assert not made.records("a")[-1]["missing"]
-        assert_went_on(made, "a", "b", "c", rounds=25)
+        assert_went_on(made, "a", "b", "c", rounds=20)
 
 
 def test_a_clock_that_is_wrong(data: Path, tmp_path: Path) -> None:

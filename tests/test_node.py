@@ -71,7 +71,12 @@ def test_names_that_are_not_legal(name: str, keys: Path) -> None:
 
 def test_what_a_peer_refuses_in_its_own_folder(keys: Path, tmp_path: Path) -> None:
     def copy(**files: str) -> Path:
-        for target, source in {"one.key": "one.key", "one.crt": "one.crt", "authority.crt": "authority.crt", **files}.items():
+        for target, source in {
+            "one.key": "one.key",
+            "one.crt": "one.crt",
+            "authority.crt": "authority.crt",
+            **files,
+        }.items():
             (tmp_path / target).write_bytes((keys / source).read_bytes())
         return tmp_path
 
@@ -369,7 +374,14 @@ def peers_of(keys: Path | None, clients: list[tuple[int, ...]], **plan: Any) -> 
     for k, name in enumerate(names):
         others = [Neighbour(names[j], f"127.0.0.1:{ports[j]}", clients[j]) for j in range(len(names)) if j != k]
         own = Plan(
-            name, f"127.0.0.1:{ports[k]}", clients[k], tuple(others), "agreed", {"x": "1"}, 9, **{"deadlines": SOON, **plan}
+            name,
+            f"127.0.0.1:{ports[k]}",
+            clients[k],
+            tuple(others),
+            "agreed",
+            {"x": "1"},
+            9,
+            **{"deadlines": SOON, **plan},
         )
         made.append(GrpcExchange(own, identity.Identity.load(keys, name) if keys else None, Pages(), LOG))
     return made
@@ -468,7 +480,7 @@ def test_hello_says_who_is_missing(keys: Path) -> None:
     with made[0], made[1]:
         missing = at_once([lambda x=x: x.hello(1) for x in made[:2]])
         assert all(set(why) == {"three"} and "not reachable" in why["three"] for why in missing)
-        with pytest.raises(FederationError, match="too few neighbours came .*three: not reachable"):
+        with pytest.raises(FederationError, match=r"too few neighbours came .*three: not reachable"):
             made[0].hello(2)
 
 

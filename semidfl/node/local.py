@@ -169,4 +169,5 @@ def _last_line(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 4096))
         lines = file.read().decode(errors="replace").splitlines()
-    return lines[-1] if lines else ""
+    told = [line for line in lines if not line.startswith("run folder")]
+    return told[-1] if told else ""
