@@ -19,6 +19,17 @@ from semidfl.exchange.codec import CHUNK, Body, encode
 from semidfl.node import identity, peer
 
 
+class _Sealing:
+    """Seals the head, which is what is written first."""
+
+    def __init__(self, seal: Any, context: Any) -> None:
+        self.seal, self.context, self.first = seal, context, True
+
+    async def write(self, words: bytes) -> None:
+        first, self.first = self.first, False
+        await self.context.write(self.seal.close(words) if first and len(words) < 3000 else words)
+
+
 def _answers(change: Any) -> None:
     """Answers are sent by `change(server, ask, context, round, body)`."""
 
@@ -37,7 +48,7 @@ def _answers(change: Any) -> None:
             len(body.data),
             body.digest,
         )
-        await change(head, body, context)
+        await change(head, body, _Sealing(self.seal, context))
 
     server.Server._answer = answer  # type: ignore[method-assign]
 
@@ -169,6 +180,24 @@ def huge_message() -> None:
 def garbage() -> None:
     async def change(head: Any, body: Body, context: Any) -> None:
         await context.write(os.urandom(300))
+
+    _answers(change)
+
+
+def unsealed_garbage() -> None:
+    async def change(head: Any, body: Body, context: Any) -> None:
+        await context.context.write(os.urandom(300))
+
+    _answers(change)
+
+
+def foreign_seal() -> None:
+    """A head that is signed with a key that nobody knows."""
+    from semidfl.node.identity import _new_key
+
+    async def change(head: Any, body: Body, context: Any) -> None:
+        context.seal._key = _new_key()
+        await context.write(encode(head))
 
     _answers(change)
 

@@ -28,7 +28,7 @@ HONEST = encode_body(OWN)
 CONTROL = (
     Ask(1, "a", "agreed", b"n" * 16, 3, "models", 1, 2.5),
     Head(1, "a", "agreed", b"n" * 16, 3, "models", 4, [0, 1], 1000, b"d" * 32),
-    Hello(1, "a", "agreed", 7, {"config": "lr = 0.1", "classes": "cat\ndog"}),
+    Hello(1, "a", "agreed", b"n" * 16, 7, {"config": "lr = 0.1", "classes": "cat\ndog"}),
     Bye(1, "a", "agreed", 9),
 )
 

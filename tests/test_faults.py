@@ -32,6 +32,8 @@ class Case:
 
     refused: str = ""
     """the reason for which they refuse"""
+    said: str = ""
+    """in the log, where the reason alone could mean another fault"""
     missing: bool = True
     """whether c is left out of some rounds"""
     survives: bool = False
@@ -53,14 +55,16 @@ class Fault(Enum):
     WRONG_NAMES = Case("names", survives=True)
     OVERSIZE = Case("oversize", survives=True)
     HUGE_MESSAGE = Case("oversize", survives=True)
-    GARBAGE = Case("garbage", survives=True)
-    GARBAGE_BODY = Case("garbage", survives=True)
+    GARBAGE = Case("garbage", said="no Head: ", survives=True)
+    UNSEALED_GARBAGE = Case("garbage", said="no sealed answer: ", survives=True)
+    FOREIGN_SEAL = Case("certificate", said="the seal is not that of c", survives=True)
+    GARBAGE_BODY = Case("garbage", said="a header of ", survives=True)
     CHANGED_BODY = Case("hash", survives=True)
-    REPLAY = Case("replay", survives=True)
-    OLD_ROUND = Case("replay", survives=True)
+    REPLAY = Case("replay", said="an answer to another question", survives=True)
+    OLD_ROUND = Case("replay", said="after one of a later round", survives=True)
     SLOW_LORIS = Case("slow", survives=True)
-    SINGLE_BYTES = Case("garbage", survives=True)
-    FAR_AHEAD = Case("replay", survives=True)
+    SINGLE_BYTES = Case("garbage", said="broke off or went wrong", survives=True)
+    FAR_AHEAD = Case("replay", said="claims to be in round 100000000", survives=True)
     MANY_QUESTIONS = Case("busy", missing=False, survives=True)
 
 
@@ -117,6 +121,7 @@ def test_the_others_go_on(fault: Fault, data: Path, tmp_path: Path) -> None:
         if case.refused:
             assert refused(made, case.refused) > 0, [made.records(name)[-1]["refused"] for name in "ab"]
             assert f"refused {case.refused} from" in made.log("a") + made.log("b")
+            assert case.said in made.log("a") + made.log("b")
         else:
             assert not any(set(made.records(name)[-1]["refused"]) - {"slow"} for name in "ab")
         if case.survives:
@@ -240,6 +245,11 @@ def test_denied_while_running(data: Path, tmp_path: Path) -> None:
         while not made.records("a")[-1]["refused"].get("denied") and time.monotonic() < until:
             time.sleep(0.05)
         assert made.records("a")[-1]["refused"].get("denied"), made.log("a")
+        t = made.records("a")[-1]["round"] + 3
+        made.wait_for_round("a", t)
+        last = next(record for record in made.records("a") if record["round"] == t)
+        assert last["missing"]["c"] == "refused: denied"  # neither answered nor believed
+        assert "b" not in last["missing"]
 
 
 def test_another_config_is_told_apart_at_the_barrier(data: Path, tmp_path: Path) -> None:

@@ -177,5 +177,3 @@ def test_a_local_federation_in_one_command(
     assert "peer-00 done: accuracy on own held-out labels" in said
     assert re.search(r"peer-01  role U +\d+\.\d\d %", said)
     assert main(["audit", "two/runs/peer-00"]) == 0
-    assert main(["local-federation", "--peers", "2", "--folder", "two"]) == 0  # all is done already
-    assert "goes on with two" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from semidfl.exchange.codec import CHUNK, PROTOCOL, Ask, Bye, Head, Hello, Spec, decode, decode_body, encode
 from semidfl.exchange.refuse import Refusal, Refused
+from semidfl.exchange.seal import Seal
 from semidfl.exchange.server import METHODS, SERVICE, Ledger
 
 __all__ = ["Answer", "Line", "Neighbour", "Unreachable", "channel_options"]
@@ -55,10 +56,8 @@ def channel_options(name: str, secure: bool) -> list[tuple[str, Any]]:
 
 
 class Line:
-    def __init__(
-        self, me: str, peer: Neighbour, agreement: str, channel: Any, ledger: Ledger, denied: Callable[[str, str], bool]
-    ) -> None:
-        self.me, self.peer, self.agreement, self.ledger, self.denied = me, peer, agreement, ledger, denied
+    def __init__(self, me: str, peer: Neighbour, agreement: str, channel: Any, ledger: Ledger, seal: Seal) -> None:
+        self.me, self.peer, self.agreement, self.ledger, self.seal = me, peer, agreement, ledger, seal
         self._channel = channel
         fetch, hello, bye = (f"/{SERVICE}/{method}" for method in METHODS)
         self._fetch = channel.unary_stream(fetch)
@@ -90,9 +89,7 @@ class Line:
 
     def _checked(self, words: Any, ask: Ask, newest: int) -> Head:
         """A head that answers our question."""
-        if not isinstance(words, bytes):
-            raise Refused(Refusal.GARBAGE, "the answer is empty")
-        head = decode(Head, words)
+        head = decode(Head, self.seal.open(words, self.peer.name))
         self._known(head.sender, head.agreement)
         if head.nonce != ask.nonce or head.topic != ask.topic:
             raise Refused(Refusal.REPLAY, f"an answer to another question, of topic {head.topic!r}")
@@ -128,11 +125,13 @@ class Line:
         words = encode(mine)
         self.ledger.control(self.peer.name, len(words))
         try:
-            answer = decode(Hello, await self._hello(words, timeout=timeout))
+            answer = decode(Hello, self.seal.open(await self._hello(words, timeout=timeout), self.peer.name))
         except grpc.aio.AioRpcError as error:
             raise _translated(error) from None
         if answer.sender != self.peer.name:
             raise Refused(Refusal.WRONG_ID, f"{answer.sender!r} answers in the place of {self.peer.name!r}")
+        if answer.nonce != mine.nonce:
+            raise Refused(Refusal.REPLAY, "an answer to another hello")
         return answer
 
     async def bye(self, t: int, timeout: float) -> None:
@@ -147,7 +146,7 @@ class Line:
         await self._channel.close()
 
     def _allowed(self) -> None:
-        if self.denied(self.peer.name, ""):
+        if self.seal.denied(self.peer.name, ""):
             raise Refused(Refusal.DENIED, f"{self.peer.name} is on the deny list")
 
     def _known(self, sender: str, agreement: str) -> None:

@@ -91,6 +91,7 @@ class Head(_Message, frozen=True, forbid_unknown_fields=True):
 class Hello(_Message, frozen=True, forbid_unknown_fields=True):
     """Question and answer of the barrier at the start."""
 
+    nonce: _Nonce
     at: _Round
     terms: Annotated[dict[_Name, Annotated[str, Meta(max_length=16384)]], Meta(max_length=16)]
     """all that the peers must agree on, in words: where the hashes differ, these say why"""

@@ -13,6 +13,7 @@ A peer publishes its tensors and asks each neighbour for theirs, all at once. Ev
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -30,6 +31,7 @@ from semidfl.exchange.base import Shared
 from semidfl.exchange.client import Answer, Line, Neighbour, Unreachable, channel_options
 from semidfl.exchange.codec import CHUNK, LARGEST_CONTROL, PROTOCOL, Body, Hello, Spec, encode_body
 from semidfl.exchange.refuse import Refusal, Refused, Tally
+from semidfl.exchange.seal import Seal
 from semidfl.exchange.server import Ledger, Mailbox, Server, difference
 from semidfl.node.identity import Identity
 from semidfl.node.retry import pauses
@@ -104,6 +106,7 @@ class GrpcExchange:
     ) -> None:
         self.plan, self.identity, self.ledger, self.log, self.denied = plan, identity, ledger, log, denied
         self.tally = Tally(log)
+        self._seal = Seal(identity, denied)
         self.at: dict[str, int] = {}  # the round that each neighbour was last seen in
         self.meeting = Meeting()
         self.port = 0
@@ -218,7 +221,7 @@ class GrpcExchange:
             self.ledger,
             self.tally,
             self.denied,
-            self.identity is not None,
+            self._seal,
             longest,
         )
         options = [
@@ -255,7 +258,7 @@ class GrpcExchange:
         else:
             credentials = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
             channel = grpc.aio.secure_channel(peer.address, credentials, options)
-        return Line(self.plan.me, peer, self.plan.agreement, channel, self.ledger, self.denied)
+        return Line(self.plan.me, peer, self.plan.agreement, channel, self.ledger, self._seal)
 
     async def _stop(self) -> None:
         for line in self._lines.values():
@@ -373,7 +376,8 @@ class GrpcExchange:
         """Until the neighbour is there and agrees; `why` then no longer names it."""
         for pause in pauses(most=1.0):
             try:
-                mine = Hello(PROTOCOL, self.plan.me, self.plan.agreement, self._mailbox.at, dict(self.plan.terms))
+                terms, nonce = dict(self.plan.terms), os.urandom(16)
+                mine = Hello(PROTOCOL, self.plan.me, self.plan.agreement, nonce, self._mailbox.at, terms)
                 theirs = await self._lines[name].hello(mine, max(0.1, min(5.0, until - time.monotonic())))
                 if theirs.agreement == self.plan.agreement:
                     self.at[name] = min(theirs.at, self.plan.rounds)

@@ -16,6 +16,7 @@ import grpc
 
 from semidfl.exchange.codec import CHUNK, PROTOCOL, Ask, Body, Bye, Head, Hello, decode, encode
 from semidfl.exchange.refuse import Refusal, Refused, Tally
+from semidfl.exchange.seal import Seal
 
 __all__ = ["METHODS", "SERVICE", "Ledger", "Mailbox", "Server", "difference"]
 
@@ -89,12 +90,13 @@ class Server:
         ledger: Ledger,
         tally: Tally,
         denied: Callable[[str, str], bool],
-        secure: bool,
+        seal: Seal,
         longest: float,
     ) -> None:
         self.me, self.agreement, self.terms, self.clients = me, agreement, dict(terms), clients
         self.neighbours, self.mailbox, self.ledger, self.tally = neighbours, mailbox, ledger, tally
-        self.denied, self.secure, self.longest = denied, secure, longest
+        self.denied, self.seal, self.longest = denied, seal, longest
+        self.secure = seal.identity is not None
         self.gone: set[str] = set()  # those that need nothing more
         self.disputes: dict[str, str] = {}  # in what those differ that have said hello and do not agree
         self._open: Counter[str] = Counter()
@@ -129,7 +131,7 @@ class Server:
         head = Head(
             PROTOCOL, self.me, self.agreement, ask.nonce, t, ask.topic, self.mailbox.at, self.clients, size, body.digest
         )
-        words = encode(head)
+        words = self.seal.close(encode(head))
         self.ledger.control(ask.sender, len(words))
         if size:
             self.ledger.sends(ask.sender, ask.topic, t, body.names, size, body.digest)
@@ -145,7 +147,8 @@ class Server:
             with self._admitted(asked.sender, context):
                 self.gone.discard(asked.sender)  # it is back
                 self._compare(asked)
-                answer = encode(Hello(PROTOCOL, self.me, self.agreement, self.mailbox.at, self.terms))
+                mine = Hello(PROTOCOL, self.me, self.agreement, asked.nonce, self.mailbox.at, self.terms)
+                answer = self.seal.close(encode(mine))
                 self.ledger.control(asked.sender, len(answer))
                 return answer
         except Refused as refused:

@@ -23,7 +23,7 @@ from semidfl.exchange.grpc import GrpcExchange, Meeting
 from semidfl.exchange.refuse import Tally
 from semidfl.experiment import Rounds, _checkpoint, _save_models, _save_samples, gather, prepare, train
 from semidfl.methods import Method, find_method
-from semidfl.node.audit import Audit
+from semidfl.node.audit import Audit, sum_up
 from semidfl.node.deny import DenyList
 from semidfl.node.federation import Federation
 from semidfl.node.identity import DENIED, Identity
@@ -180,6 +180,7 @@ class Peer:
     def _summary(self) -> dict[str, Any]:
         records = self.kept.records()
         tests = [r["accuracy"] for r in records if "accuracy" in r][-self.config.evaluation.last :]
+        self.audit.flush(self.config.rounds)
         judged = [r["generated_accuracy"] for r in records if "generated_accuracy" in r]
         return {
             "name": self.name,
@@ -192,7 +193,7 @@ class Peer:
             "generated_accuracy": judged[-1] if judged else None,
             "rounds": len(records),
             "seconds": sum(r["seconds"]["round"] for r in records),
-            "bytes_sent": sum(sum(map(sum, r["bytes_sent"].values())) for r in records),
+            "bytes_sent": sum(sum_up(self.kept.path).sizes.values()),
             "bytes_received": sum(r["bytes_received"] for r in records),
             "rounds_with_missing": sum(bool(r["missing"]) for r in records),
             "refused": self.exchange.tally.snapshot(),
