@@ -61,7 +61,7 @@ class Fault(Enum):
     GARBAGE_BODY = Case("garbage", said="a header of ", survives=True)
     CHANGED_BODY = Case("hash", survives=True)
     REPLAY = Case("replay", said="an answer to another question", survives=True)
-    OLD_ROUND = Case("replay", said="after one of a later round", survives=True)
+    OLD_ROUND = Case("replay", said="is the oldest wanted", survives=True)
     SLOW_LORIS = Case("slow", survives=True)
     SINGLE_BYTES = Case("garbage", said="broke off or went wrong", survives=True)
     FAR_AHEAD = Case("replay", said="claims to be in round 100000000", survives=True)

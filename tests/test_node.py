@@ -443,6 +443,16 @@ def test_who_is_late_is_taken_from_the_round_before_or_left_out(trio: list[GrpcE
     assert trio[0].report().missing == {"three": "late: it is in round 1"}
 
 
+def test_a_round_before_one_that_was_taken_is_refused(trio: list[GrpcExchange]) -> None:
+    """Three has shown round 3; then it answers with round 2, which is not too old in itself."""
+    at_once([lambda x=x: x.share(3, "classifiers", rows_of(x)) for x in trio])
+    trio[2]._mailbox._topics["classifiers"] = {2: trio[2]._mailbox._topics["classifiers"][3]}
+    trio[0].report()
+    assert trio[0].share(4, "classifiers", rows_of(trio[0])).ids == (0, 1, 3)
+    assert trio[0].report().missing["three"] == "refused: replay"
+    assert trio[0].tally.snapshot() == {"replay": 1}
+
+
 def test_nobody_waits_for_a_round_that_a_peer_has_left_behind(trio: list[GrpcExchange]) -> None:
     """One is in round 4 and waits for two, two in round 3 and asks one for what it will never publish."""
     trio[0].enter(4)
