@@ -4,7 +4,9 @@ Three peers, each a neighbour of both others; c is the one with the fault.
 """
 
 import itertools
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -164,6 +166,23 @@ def test_killed_and_restarted(data: Path, tmp_path: Path) -> None:
         assert skipped > 3
         assert not made.records("a")[-1]["missing"]  # it is one of them again
         assert any("c" in record["missing"] for record in made.records("a"))
+        assert_went_on(made, "a", "b", "c", rounds=24)
+
+
+def test_frozen_and_thawed(data: Path, tmp_path: Path) -> None:
+    """Its connections stay open and nothing comes: that costs the others a probe a round, not a whole transfer."""
+    config = QUICK | {"rounds": 24}
+    with live(tmp_path / "f", data, ROLES, config, deadlines=DEADLINES | {"transfer": 30.0, "linger": 8.0}) as made:
+        start_slowly(made)
+        made.wait_for_round("a", 3)
+        os.kill(made.running["c"].pid, signal.SIGSTOP)
+        started, before = time.monotonic(), made.records("a")[-1]["round"]
+        made.wait_for_round("a", before + 5)
+        assert time.monotonic() - started < 15.0
+        os.kill(made.running["c"].pid, signal.SIGCONT)
+        made.ends("a", "b", "c", limit=40.0)
+        assert any("c" in record["missing"] for record in made.records("a"))
+        assert "c" not in made.records("a")[-1]["missing"], made.log("a")
         assert_went_on(made, "a", "b", "c", rounds=24)
 
 

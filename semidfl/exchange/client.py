@@ -17,6 +17,9 @@ from semidfl.exchange.server import METHODS, SERVICE, Ledger
 
 __all__ = ["Answer", "Line", "Neighbour", "Unreachable", "channel_options"]
 
+_SOON = 1.0
+"""seconds in which a neighbour that has something to say begins to say it"""
+
 
 @dataclass(frozen=True)
 class Neighbour:
@@ -66,20 +69,27 @@ class Line:
     async def fetch(
         self, t: int, topic: str, oldest: int, spec: Spec, wait: float, transfer: float, newest: int
     ) -> Answer:
-        """What the neighbour published of round t, or the nearest it has from `oldest` to `newest`."""
+        """What the neighbour published of round t, or the nearest it has from `oldest` to `newest`.
+
+        It may `wait` for the round; then its head must come soon, and all of it within `transfer` seconds.
+        """
         self._allowed()
         ask = Ask(PROTOCOL, self.me, self.agreement, os.urandom(16), t, topic, oldest, wait)
         words = encode(ask)
         self.ledger.control(self.peer.name, len(words))
-        call = self._fetch(words, timeout=wait + transfer)
+        # A neighbour that has vanished without a word must not cost a whole transfer.
+        soon = wait + min(transfer, max(_SOON, wait / 4))
+        call = self._fetch(words, timeout=soon + transfer)
         head: Head | None = None
         try:
-            head = self._checked(await call.read(), ask, newest)
+            head = self._checked(await asyncio.wait_for(call.read(), soon), ask, newest)
             if not head.size:
                 return Answer(0, head.at, None)
             data = await self._body(call, head, spec, transfer)
             tensors = await asyncio.to_thread(decode_body, data, head.digest, spec, len(head.clients))
             return Answer(head.round, head.at, tensors, head.size)
+        except TimeoutError:
+            raise Unreachable("no answer in time") from None
         except grpc.aio.AioRpcError as error:
             if head is not None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise Refused(Refusal.SLOW, f"{topic} did not arrive within {transfer:g} s") from None

@@ -238,7 +238,10 @@ class GrpcExchange:
         try:
             self.port = self._bind()
         except RuntimeError:
-            raise FederationError(f"cannot listen on {plan.listen}: is another peer running there?") from None
+            raise FederationError(
+                f"cannot listen on {plan.listen}: is another peer running there, "
+                "or is it an address of others' (then give `listen`)?"
+            ) from None
         await self._server.start()
         self._lines = {peer.name: self._line(peer) for peer in plan.neighbours}
 

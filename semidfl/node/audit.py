@@ -68,8 +68,11 @@ class Audit:
         time = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         with self._lock:
             line = json.dumps({"time": time, **entry, "previous": self._previous}).encode() + b"\n"
-            # What cannot be written down is not sent: the error goes up to whoever was about to send.
-            os.write(self._handle, line)
+            try:
+                os.write(self._handle, line)
+            except OSError as error:
+                # What cannot be written down is not sent: the error goes up to whoever was about to send.
+                raise RunFolderError(explain(self.path, error)) from error
             self._previous = hashlib.sha256(line).hexdigest()
 
 
