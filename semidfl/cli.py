@@ -235,21 +235,25 @@ def _data_report(report: "Report") -> str:
 
 def _peers(name: str) -> Callable[[list[str]], int]:
     def call(words: list[str]) -> int:
-        from semidfl.node.extras import need
+        from semidfl.node import commands
+        from semidfl.node.extras import need_all
 
-        found: Callable[[list[str]], int] = getattr(need("semidfl.node.commands"), name.replace("-", "_"))
+        need_all()
+        found: Callable[[list[str]], int] = getattr(commands, name.replace("-", "_"))
         return found(words)
 
     return call
 
 
 def _bench(words: list[str]) -> int:
-    from semidfl.node.extras import need
+    from semidfl.node.extras import need_all
 
     if words[:1] != ["peers"]:
         raise ConfigError("usage: semidfl bench peers [--option value …]")
-    found: Callable[[list[str]], int] = need("semidfl.bench.peers").main
-    return found(words[1:])
+    need_all()
+    from semidfl.bench.peers import main as measure
+
+    return measure(words[1:])
 
 
 _PEERS = ("identity", "federation", "node", "local-federation", "audit")

@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -527,6 +528,22 @@ def test_insecure_says_so_in_every_line(tmp_path: Path, capfd: Any) -> None:
     assert len(said) > 2
     assert all(" a INSECURE " in line for line in said if not line.startswith("semidfl: "))
     assert "too few neighbours" in said[-1]
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    assert main(["node", "--federation", "f", "--name", "a"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("semidfl: msgspec is needed for peers (")
+    assert said.endswith("): pip install 'semidfl[net]'\n")
+
+
+def test_the_bench_measures(capsys: Any) -> None:
+    from semidfl.bench.peers import throughput
+
+    assert throughput(1, 2) > 0
+    assert main(["bench", "peers", "--speed", "3"]) == 2
+    assert "usage: semidfl bench peers" in capsys.readouterr().err
 
 
 def test_a_summary_is_plain_json(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from semidfl.errors import SemiDFLError
 
-__all__ = ["need"]
+__all__ = ["need", "need_all"]
 
 
 def need(module: str) -> Any:
@@ -15,3 +15,9 @@ def need(module: str) -> Any:
     except ImportError as error:
         name = module.partition(".")[0]
         raise SemiDFLError(f"{name} is needed for peers ({error}): pip install 'semidfl[net]'") from None
+
+
+def need_all() -> None:
+    """All of them, before a command begins."""
+    for module in ("grpc", "msgspec", "cryptography"):
+        need(module)
