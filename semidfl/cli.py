@@ -48,6 +48,11 @@ USAGE = """usage: semidfl COMMAND …
   doctor [--port N] [--identity FOLDER] [--federation FILE] [--name PEER] [--format text|json]
                                   what this machine has and lacks: torch, GPU, memory, data, ports, neighbours
   completion bash|zsh|fish        lets the shell complete commands and options: see docs/quickstart.md
+  local-federation --peers 5      real peers on this machine, each a process with its own certificate
+  federation new FOLDER           the file and the certificates of a new federation
+  identity init | issue | show    its authority, keys and certificates
+  node --federation F --name A    run a peer; --help of each of these lists its options
+  audit DIR                       what a peer has sent to whom
   version
 
 Runs are written to runs/NAME."""
@@ -86,7 +91,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"semidfl {__version__}")
         return 0
-    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce", "bench"):
+    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce", "bench", *_PEERS):
         print(USAGE.format(recipes=", ".join(RECIPES)))
         return 0
     if words[0] not in COMMANDS:
@@ -241,6 +246,20 @@ def _later(module: str, function: str) -> Callable[[list[str]], int]:
     return lambda words: int(getattr(import_module(f"semidfl.commands.{module}"), function)(words))
 
 
+def _peers(name: str) -> Callable[[list[str]], int]:
+    def call(words: list[str]) -> int:
+        from semidfl.node import commands
+        from semidfl.node.extras import need_all
+
+        need_all()
+        found: Callable[[list[str]], int] = getattr(commands, name.replace("-", "_"))
+        return found(words)
+
+    return call
+
+
+_PEERS = ("identity", "federation", "node", "local-federation", "audit")
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "demo": _demo,
     "run": _run,
@@ -256,4 +275,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "generate": _later("use", "generate"),
     "doctor": _later("doctor", "doctor"),
     "completion": _later("completion", "completion"),
+    **{name: _peers(name) for name in _PEERS},
 }

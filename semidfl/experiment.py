@@ -42,7 +42,7 @@ from semidfl.setup import Setup
 from semidfl.stop import Stop
 from semidfl.terminal import Progress
 
-__all__ = ["Result", "finish", "keep", "prepare", "resume", "run", "take_up", "test", "train"]
+__all__ = ["Result", "finish", "gather", "keep", "prepare", "resume", "run", "take_up", "test", "train"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def run(config: Config, folder: str | Path = "", overwrite: bool = False, progre
     method, cohort = prepare(config, data)
     path = Path(folder or Path("runs") / config.name)
     with RunFolder.create(path, to_toml(config), overwrite) as kept, progress or Progress() as shown:
-        write_clients(kept, data, method.setup, cohort)
+        write_clients(kept, data.classes, method.setup, cohort)
         result = _rounds(config, method, cohort, kept, shown, first=1)
     return _reported(config, result)
 
@@ -79,7 +79,7 @@ def resume(folder: str | Path, progress: Progress | None = None) -> Result:
         data = load(config.data.dataset, config.data, config.seed)
         method, cohort = prepare(config, data)
         done = take_up(kept, config, cohort)
-        write_clients(kept, data, method.setup, cohort)
+        write_clients(kept, data.classes, method.setup, cohort)
         result = _rounds(config, method, cohort, kept, shown, first=done + 1)
     return _reported(config, result)
 
@@ -107,22 +107,29 @@ def take_up(kept: RunFolder, config: Config, cohort: Cohort) -> int:
     return done
 
 
-def prepare(config: Config, data: Dataset, clients: Sequence[int] | None = None) -> tuple[Method, Cohort]:
+def prepare(
+    config: Config, data: Dataset, clients: Sequence[int] | None = None, graph: topology.Topology | None = None
+) -> tuple[Method, Cohort]:
     """The method and a cohort of some clients (all by default) before the first round."""
     kind = find_method(config.method)
-    graph = topology.build(config.graph, config.seed)
-    setup = Setup.of(config, data, graph)
-    method = kind(setup)
+    graph = graph or topology.build(config.graph, config.seed)
+    method = kind(Setup.of(config, data, graph))
     ids = tuple(range(graph.clients)) if clients is None else tuple(clients)
     split = _split(config, data, graph, kind)
-    draws = Draws.of([config.seed] * len(ids), ids, setup.device)
-    shards, liars = Shards.of(data, split, ids, setup.device), hostile(config, graph, kind.all_labelled)
+    shards = Shards.of(data, split, ids, method.setup.device)
     if config.attack.kind == "label-flip":
-        shards = mislabelled(shards, ids, liars, setup.space.classes)
+        shards = mislabelled(shards, ids, hostile(config, graph, kind.all_labelled), method.setup.space.classes)
+    return method, gather(method, ids, shards)
+
+
+def gather(method: Method, ids: tuple[int, ...], shards: Shards) -> Cohort:
+    """A cohort of clients that hold these data, before the first round."""
+    setup = method.setup
+    draws = Draws.of([setup.config.seed] * len(ids), ids, setup.device)
     cohort = Cohort(ids, draws, shards, _learner(setup, len(ids), "classifier"))
     if method.generates:
         cohort.generator = _learner(setup, len(ids), "generator")
-    return method, cohort
+    return cohort
 
 
 def _split(config: Config, data: Dataset, graph: topology.Topology, kind: type[Method]) -> Split:
@@ -215,7 +222,8 @@ class Rounds:
         started = time.perf_counter()
         log = RoundLog(self.t, self.method.setup.device)
         one_round(self.t, self.cohort, self.method, self.exchange, log)
-        if self.t % self.config.evaluation.every == 0 or self.t == self.config.rounds:
+        due = self.t % self.config.evaluation.every == 0 or self.t == self.config.rounds
+        if due and self.method.setup.test_labels.numel():  # a real peer may have nothing to test with
             with log.phase("test"):
                 log["accuracy"] = test(self.method.setup, self.cohort.classifier.params)
         log["bytes_sent"] = self.counted.reset()

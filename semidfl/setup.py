@@ -8,7 +8,7 @@ from torch import Tensor
 
 from semidfl.config import Config
 from semidfl.data.augment import Augment, Strong
-from semidfl.data.dataset import Dataset
+from semidfl.data.dataset import Dataset, Images, Labels
 from semidfl.data.shards import Space
 from semidfl.errors import ConfigError
 from semidfl.learn.diffusion_model import DiffusionModel
@@ -43,7 +43,12 @@ class Setup:
 
     @classmethod
     def of(cls, config: Config, data: Dataset, graph: Topology) -> "Setup":
-        device, space = choose_device(config), Space.of(data)
+        return cls.build(config, graph, Space.of(data), data.test_images, data.test_labels)
+
+    @classmethod
+    def build(cls, config: Config, graph: Topology, space: Space, test_images: Images, test_labels: Labels) -> "Setup":
+        """From what a peer has that knows no whole data set; it may have no test images."""
+        device = choose_device(config)
         compiled = config.compute.compile == "on"
         c = config.classifier
         return cls(
@@ -56,8 +61,8 @@ class Setup:
             Optimiser(c.optimizer, c.lr, c.momentum, c.nesterov, c.weight_decay),
             Augment(config.augment.pad, config.augment.flip),
             Strong(config.augment.pad, config.augment.flip, config.augment.strong) if config.augment.strong else None,
-            torch.from_numpy(data.test_images).to(device)[None],
-            torch.from_numpy(data.test_labels).to(device)[None],
+            torch.from_numpy(test_images).to(device)[None],
+            torch.from_numpy(test_labels).to(device)[None],
             graph.clients,
         )
 

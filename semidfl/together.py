@@ -110,7 +110,7 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
         if len(done) > 1:
             raise ConfigError(f"runs train together only if they have come equally far, not rounds {sorted(done)}")
         for k, (own, cohort) in zip(kept, parts, strict=True):
-            write_clients(k, data, own.setup, cohort)
+            write_clients(k, data.classes, own.setup, cohort)
         method, cohort, runs = joined(configs, parts)
         shown = stack.enter_context(progress or Progress())
         last = _train(method, cohort, runs, kept, shown, done.pop() + 1)
