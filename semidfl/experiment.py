@@ -15,11 +15,12 @@ from semidfl import topology
 from semidfl.cohort import Cohort, Learner, each
 from semidfl.config import Config, config_hash, from_toml, to_toml
 from semidfl.data.dataset import Dataset
-from semidfl.data.partition import Split, partition
+from semidfl.data.own import with_sites
+from semidfl.data.partition import Split, by_owner, partition
 from semidfl.data.shards import Shards
 from semidfl.data.sources import load
 from semidfl.draws import Draws
-from semidfl.errors import CheckpointError, Stopped
+from semidfl.errors import CheckpointError, DataError, Stopped
 from semidfl.exchange.attack import Hostile, hostile, mislabelled
 from semidfl.exchange.base import Counted, Exchange
 from semidfl.exchange.compressed import Compressed
@@ -29,17 +30,19 @@ from semidfl.learn.generator import Generator
 from semidfl.methods import Method, find_method
 from semidfl.models.stacked import Network
 from semidfl.record import checkpoint
+from semidfl.record.card import model_card
 from semidfl.record.clients import sample_grid, write_clients, write_confusion
 from semidfl.record.folder import RunFolder
 from semidfl.record.images import save_png
 from semidfl.record.log import RoundLog
 from semidfl.record.tensorboard import check_sink, opened
+from semidfl.record.version import refuse_other_version, stamp
 from semidfl.rounds import one_round
 from semidfl.setup import Setup
 from semidfl.stop import Stop
 from semidfl.terminal import Progress
 
-__all__ = ["Result", "finish", "keep", "prepare", "resume", "run", "take_up", "test", "train"]
+__all__ = ["Result", "finish", "gather", "keep", "prepare", "resume", "run", "take_up", "test", "train"]
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,12 @@ class Result:
 def run(config: Config, folder: str | Path = "", overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Runs an experiment; `folder` defaults to runs/NAME."""
     check_sink(config.compute.log)
-    data = load(config.data.dataset)
+    data = load(config.data.dataset, config.data, config.seed)
+    config = with_sites(config, data)
     method, cohort = prepare(config, data)
     path = Path(folder or Path("runs") / config.name)
     with RunFolder.create(path, to_toml(config), overwrite) as kept, progress or Progress() as shown:
-        write_clients(kept, data, method.setup, cohort)
+        write_clients(kept, data.classes, method.setup, cohort)
         result = _rounds(config, method, cohort, kept, shown, first=1)
     return _reported(config, result)
 
@@ -72,10 +76,10 @@ def resume(folder: str | Path, progress: Progress | None = None) -> Result:
     with RunFolder.open(Path(folder)) as kept, progress or Progress() as shown:
         config = from_toml(kept.config_toml)
         check_sink(config.compute.log)
-        data = load(config.data.dataset)
+        data = load(config.data.dataset, config.data, config.seed)
         method, cohort = prepare(config, data)
         done = take_up(kept, config, cohort)
-        write_clients(kept, data, method.setup, cohort)
+        write_clients(kept, data.classes, method.setup, cohort)
         result = _rounds(config, method, cohort, kept, shown, first=done + 1)
     return _reported(config, result)
 
@@ -94,6 +98,8 @@ def take_up(kept: RunFolder, config: Config, cohort: Cohort) -> int:
     done = 0
     if any(kept.checkpoints.glob("*.safetensors")):
         done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
+        anew = f"go on with that version, or start anew: semidfl run {kept.path}/config.toml --overwrite"
+        refuse_other_version(kept.checkpoints, meta, anew)
         if meta.get("config") != config_hash(config):
             raise CheckpointError(f"{kept.checkpoints} holds a checkpoint of another config than config.toml")
         cohort.restore(tensors)
@@ -101,25 +107,36 @@ def take_up(kept: RunFolder, config: Config, cohort: Cohort) -> int:
     return done
 
 
-def prepare(config: Config, data: Dataset, clients: Sequence[int] | None = None) -> tuple[Method, Cohort]:
+def prepare(
+    config: Config, data: Dataset, clients: Sequence[int] | None = None, graph: topology.Topology | None = None
+) -> tuple[Method, Cohort]:
     """The method and a cohort of some clients (all by default) before the first round."""
     kind = find_method(config.method)
-    graph = topology.build(config.graph, config.seed)
-    setup = Setup.of(config, data, graph)
-    method = kind(setup)
+    graph = graph or topology.build(config.graph, config.seed)
+    method = kind(Setup.of(config, data, graph))
     ids = tuple(range(graph.clients)) if clients is None else tuple(clients)
     split = _split(config, data, graph, kind)
-    draws = Draws.of([config.seed] * len(ids), ids, setup.device)
-    shards, liars = Shards.of(data, split, ids, setup.device), hostile(config, graph, kind.all_labelled)
+    shards = Shards.of(data, split, ids, method.setup.device)
     if config.attack.kind == "label-flip":
-        shards = mislabelled(shards, ids, liars, setup.space.classes)
+        shards = mislabelled(shards, ids, hostile(config, graph, kind.all_labelled), method.setup.space.classes)
+    return method, gather(method, ids, shards)
+
+
+def gather(method: Method, ids: tuple[int, ...], shards: Shards) -> Cohort:
+    """A cohort of clients that hold these data, before the first round."""
+    setup = method.setup
+    draws = Draws.of([setup.config.seed] * len(ids), ids, setup.device)
     cohort = Cohort(ids, draws, shards, _learner(setup, len(ids), "classifier"))
     if method.generates:
         cohort.generator = _learner(setup, len(ids), "generator")
-    return method, cohort
+    return cohort
 
 
 def _split(config: Config, data: Dataset, graph: topology.Topology, kind: type[Method]) -> Split:
+    if kind.all_labelled and (unknown := int((data.train_labels < 0).sum())):
+        raise DataError(f"method = {config.method!r} needs every label, and {unknown} images of {data.name} have none")
+    if data.owners is not None:
+        return by_owner(data.train_labels, data.owners, graph.clients)
     if kind.all_labelled:
         return partition(data.train_labels, "L" * graph.clients, 100.0, config.data.alpha, config.seed)
     return partition(data.train_labels, graph.roles, config.data.ratio, config.data.alpha, config.seed)
@@ -175,6 +192,8 @@ def finish(config: Config, method: Method, cohort: Cohort, kept: RunFolder) -> R
     liars = hostile(config, method.setup.graph, method.all_labelled)
     summary = summarise(config, kept.records(), method.setup.device, liars)
     kept.write_summary(summary)
+    mean_model = float(test(method.setup, cohort.classifier.params.mean(0, keepdim=True)))
+    kept.write_text("model_card.md", model_card(method.setup, cohort, summary, mean_model))
     return Result(kept.path, summary)
 
 
@@ -203,7 +222,8 @@ class Rounds:
         started = time.perf_counter()
         log = RoundLog(self.t, self.method.setup.device)
         one_round(self.t, self.cohort, self.method, self.exchange, log)
-        if self.t % self.config.evaluation.every == 0 or self.t == self.config.rounds:
+        due = self.t % self.config.evaluation.every == 0 or self.t == self.config.rounds
+        if due and self.method.setup.test_labels.numel():  # a real peer may have nothing to test with
             with log.phase("test"):
                 log["accuracy"] = test(self.method.setup, self.cohort.classifier.params)
         log["bytes_sent"] = self.counted.reset()
@@ -249,7 +269,7 @@ def summarise(
 
 def _checkpoint(config: Config, kept: RunFolder, done: int, cohort: Cohort) -> None:
     kept.sync()
-    checkpoint.save(kept.checkpoints, done, cohort.state(), {"config": config_hash(config)})
+    checkpoint.save(kept.checkpoints, done, cohort.state(), {"config": config_hash(config)} | stamp())
 
 
 def _save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
@@ -261,6 +281,7 @@ def _save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
         tensors = network.named(learner.params)
         for row, client in enumerate(cohort.ids):
             meta = {"client": str(client), "part": part, "config": config_hash(method.setup.config)}
+            meta |= stamp(method.setup.space)
             one = {name: x[row].contiguous() for name, x in tensors.items()}
             checkpoint.save_model(kept.models / f"{part}-{client:04d}.safetensors", one, meta)
 

@@ -27,7 +27,7 @@ def record_of(t: int, config: Config, graph: topology.Topology, random: np.rando
     """One round's figures; accuracy grows."""
     n = graph.clients
     grown = 0.95 - 0.85 * np.exp(-t / (0.15 * config.rounds))
-    given = random.integers(0, 100, (CLASSES,))
+    given = random.integers(0, 100, (n, CLASSES))
     record = {
         "round": t,
         "pseudo_labels": random.integers(50, 100, n),
@@ -76,7 +76,7 @@ def make_run(
         kept.write_text("clients.json", json.dumps(known))
         for t in range(1, done + 1):
             record = record_of(t, config, graph, random)
-            kept.append(record | ({"missing": list(missing)} if missing else {}))
+            kept.append(record | ({"absent": list(missing)} if missing else {}))
             if t % max(1, rounds // 20) == 0:
                 images = random.integers(0, 256, (rows, columns, 1, 8, 8), dtype=np.uint8)
                 save_png(kept.samples / f"round-{t:06d}.png", images, scale=8)

@@ -99,7 +99,7 @@ def test_stacks_add_up_to_the_whole(ten: History) -> None:
 def test_bars_are_the_pseudo_labels_of_the_last_round(ten: History) -> None:
     last = read_records(ten.folder)[-1]
     bars = {bar["name"]: bar["data"] for bar in charts.classes_labelled(ten, LIGHT)["series"]}
-    assert bars == {"right": last["pseudo_right"], "wrong": last["pseudo_wrong"]}
+    assert bars == {part: np.sum(last[f"pseudo_{part}"], 0).tolist() for part in ("right", "wrong")}
 
 
 def test_thresholds_of_one_client_or_of_all(ten: History) -> None:

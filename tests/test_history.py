@@ -173,7 +173,7 @@ def test_mixing_weights_of_a_peer_whose_neighbour_is_missing(tmp_path: Path) -> 
     with RunFolder.create(folder, to_toml(config_of(10, 5))) as kept:
         kept.write_text("clients.json", json.dumps({"own": [2], "roles": "MMMM", "edges": [[0, 2], [1, 2], [2, 3]]}))
         kept.append({"round": 1, "weights": [[0.1, 0.2, 0.3, 0.4]], "seconds": {}})
-        kept.append({"round": 2, "weights": [[0.5, 0.4, 0.1]], "missing": [1], "seconds": {}})
+        kept.append({"round": 2, "weights": [[0.5, 0.4, 0.1]], "absent": [1], "seconds": {}})
     history = History(folder)
     history.refresh()
     assert history.mixing() == {(2, 0): 0.5, (2, 2): 0.4, (2, 3): 0.1}
@@ -183,7 +183,7 @@ def test_absence_is_counted_in_rounds_in_a_row(tmp_path: Path) -> None:
     folder = tmp_path / "peer"
     with RunFolder.create(folder, to_toml(config_of(10, 9))) as kept:
         for t, missing in enumerate([[3], [], [3, 5], [3], [3, 7]], start=1):
-            kept.append({"round": t, "seconds": {}, **({"missing": missing} if missing else {})})
+            kept.append({"round": t, "seconds": {}, **({"absent": missing} if missing else {})})
     history = History(folder)
     assert history.absent() == {}
     history.refresh()
@@ -269,7 +269,7 @@ def test_labels_of_unknown_truth_are_neither_right_nor_wrong() -> None:
     record = log.record()
     assert record["pseudo_labels"] == [0, 0, 8, 0]
     assert record["pseudo_precision"] == [None, None, pytest.approx(2 / 3, abs=1e-5), None]
-    assert [sum(record[f"pseudo_{part}"]) for part in ("given", "right", "wrong")] == [8, 2, 1]
+    assert [np.sum(record[f"pseudo_{part}"]) for part in ("given", "right", "wrong")] == [8, 2, 1]
 
 
 @pytest.mark.parametrize(

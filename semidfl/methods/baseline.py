@@ -57,9 +57,8 @@ def report(
     right, wrong = kept & (label == truth), kept & (label != truth) & (truth >= 0)
     log["pseudo_labels"] = kept.sum(1)
     log["pseudo_precision"] = right.sum(1) / (right | wrong).sum(1)
-    # By class, over all clients: the lists are K long however many clients there are.
-    for name, some in (("given", kept), ("right", right), ("wrong", wrong)):
-        counts = torch.zeros(classes, dtype=torch.int64, device=label.device)
-        log[f"pseudo_{name}"] = counts.scatter_add_(0, torch.where(some, label, 0).flatten(), some.long().flatten())
+    for name, some in (("given", kept), ("right", right), ("wrong", wrong)):  # (C, K): by class
+        counts = torch.zeros(len(label), classes, dtype=torch.int64, device=label.device)
+        log[f"pseudo_{name}"] = counts.scatter_add_(1, label, some.long())
     if thresholds is not None:
         log["thresholds"] = thresholds

@@ -108,7 +108,8 @@ class SemiDFL(Method):
         setup, held = self.setup, cohort.shards
         keep = {name.removeprefix("shares."): x for name, x in cohort.memory.items() if name.startswith("shares.")}
         if not keep:
-            labels = F.one_hot(held.labels[held.labelled.table], setup.space.classes) * held.labelled.valid()[..., None]
+            known = held.labels[held.labelled.table].clamp(min=0)  # cells without a sample may say -1
+            labels = F.one_hot(known, setup.space.classes) * held.labelled.valid()[..., None]
             keep = vars(Shares.start(labels.sum(1).float()))
         size = setup.chunk(setup.classifier, len(cohort.ids))
         now: Tensor = each(lambda q, s: mean_prediction(trimmed(q, s), s.unlabelled.valid()), size, p, held)

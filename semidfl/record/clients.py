@@ -12,6 +12,7 @@ Both are extras: a reader does without them, and a folder of an older version ha
 """
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,6 @@ from semidfl.learn.classifier import probabilities
 
 if TYPE_CHECKING:
     from semidfl.cohort import Cohort
-    from semidfl.data.dataset import Dataset
     from semidfl.data.shards import Index
     from semidfl.record.folder import RunFolder
     from semidfl.setup import Setup
@@ -43,30 +43,30 @@ def sample_grid(clients: int, images: int, classes: int) -> tuple[int, int]:
     return min(clients, _ROWS), columns - columns % classes if columns > classes else columns
 
 
-def write_clients(kept: "RunFolder", data: "Dataset", setup: "Setup", cohort: "Cohort") -> None:
+def write_clients(kept: "RunFolder", names: Sequence[str], setup: "Setup", cohort: "Cohort") -> None:
     """Who is there, who knows whom, who holds what."""
-    graph, classes, held = setup.graph, len(data.classes), cohort.shards
+    graph, classes, held = setup.graph, len(names), cohort.shards
     count = sum(map(len, graph.neighbours)) // 2
     rows, columns = sample_grid(len(cohort.ids), setup.config.generator.samples, classes)
-    labelled, _ = _by_class(data, held.labelled)
-    unlabelled, unknown = _by_class(data, held.unlabelled)
+    labelled, _ = _by_class(held.labels, held.labelled, classes)
+    unlabelled, unknown = _by_class(held.labels, held.unlabelled, classes)
     known = {
         "own": list(cohort.ids),
         "roles": graph.roles,
         "edges": graph.edges() if count <= _EDGES else [],
-        "classes": list(data.classes),
+        "classes": list(names),
         "labelled": labelled,
         "unlabelled": unlabelled,
         "unknown": unknown,
-        "samples": {"clients": list(cohort.ids[:rows]), "classes": [data.classes[j % classes] for j in range(columns)]},
+        "samples": {"clients": list(cohort.ids[:rows]), "classes": [names[j % classes] for j in range(columns)]},
     }
     kept.write_text("clients.json", json.dumps(known, ensure_ascii=False) + "\n")
 
 
-def _by_class(data: "Dataset", index: "Index") -> tuple[list[list[int]], list[int]]:
+def _by_class(truth: Tensor, index: "Index", classes: int) -> tuple[list[list[int]], list[int]]:
     """Samples of each class at each client, and of no known class."""
-    labels = [data.train_labels[row[:n].cpu().numpy()] for row, n in zip(index.table, index.held, strict=True)]
-    counts = [np.bincount(x[x >= 0], minlength=len(data.classes)).tolist() for x in labels]
+    labels = [truth[row[:n]].cpu().numpy() for row, n in zip(index.table, index.held, strict=True)]
+    counts = [np.bincount(x[x >= 0], minlength=classes).tolist() for x in labels]
     return counts, [int((x < 0).sum()) for x in labels]
 
 

@@ -139,7 +139,7 @@ class History:
         t = int(record["round"])
         while self.records and self.records[-1]["round"] >= t:
             self.records.pop()
-        missing = {int(i) for i in record.get("missing") or []}
+        missing = {int(i) for i in record.get("absent") or []}
         if weights := record.pop("weights", None):
             self.weights = weights, missing
         if "thresholds" in record:
@@ -185,10 +185,10 @@ class History:
 
     def absent(self) -> dict[int, int]:
         """Clients that did not answer in the last round, and for how many rounds in a row."""
-        gone = {int(i): 0 for i in (self.records[-1].get("missing") or [])} if self.records else {}
+        gone = {int(i): 0 for i in (self.records[-1].get("absent") or [])} if self.records else {}
         still = set(gone)
         for record in reversed(self.records):
-            still &= set(record.get("missing") or [])
+            still &= set(record.get("absent") or [])
             if not still:
                 break
             gone |= {i: gone[i] + 1 for i in still}

@@ -80,7 +80,9 @@ def precision(run: History, look: Look) -> Options:
 def classes_labelled(run: History, look: Look) -> Options:
     """Of each class, the pseudo-labels of the last round that had any: right, wrong, truth not known."""
     last: dict[str, Any] = next((r for r in reversed(run.records) if "pseudo_given" in r), {})
-    given, right, wrong = (np.array(last.get(f"pseudo_{part}", []), dtype=int) for part in ("given", "right", "wrong"))
+    given, right, wrong = (
+        np.array(last.get(f"pseudo_{part}", [[]]), dtype=int).sum(0) for part in ("given", "right", "wrong")
+    )
     parts = {
         "right": (right, look.right),
         "wrong": (wrong, look.wrong),

@@ -49,7 +49,7 @@ def right_share(run: History) -> float | None:
     """Right pseudo-labels of the last round among those whose truth is known."""
     last = next((r for r in reversed(run.records) if "pseudo_given" in r), None)
     if last is not None:
-        right, wrong = sum(last["pseudo_right"]), sum(last["pseudo_wrong"])
+        right, wrong = (int(np.sum(last[f"pseudo_{part}"])) for part in ("right", "wrong"))
         return right / (right + wrong) if right + wrong else None
     rounds, share = run.table("pseudo_precision")  # a folder of an older version
     known = share[-1][np.isfinite(share[-1])] if rounds else np.zeros(0)
