@@ -81,7 +81,11 @@ def paper(
 _PAPER: dict[str, dict[str, Any]] = {
     "mnist": {"ratio": 0.5, "classifier": ClassifierConfig(iterations=25)},
     "fashion-mnist": {"ratio": 0.5, "classifier": ClassifierConfig(iterations=50)},
-    "cifar10": {"ratio": 5.0, "classifier": ClassifierConfig(model="resnet18", iterations=50)},
+    "cifar10": {
+        "ratio": 5.0,
+        "classifier": ClassifierConfig(model="resnet18", iterations=50),
+        "generator": GeneratorConfig(levels=3),  # 16x16, 8x8, 4x4
+    },
     "digits": {
         "ratio": 5.0,
         "rounds": 60,
