@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # torch and the rest load only when a command needs them
     from semidfl.data.sources import Report
     from semidfl.experiment import Result
 
-__all__ = ["main"]
+__all__ = ["flags_of", "main"]
 
 USAGE = """usage: semidfl COMMAND …
 
@@ -28,6 +28,7 @@ USAGE = """usage: semidfl COMMAND …
                                   --help lists the names and options
   compare RUN RUN … [--out DIR] [--format text|json]
                                   finished runs side by side: intervals, paired tests, and with --out the curves
+  bench WORKLOAD [--option …]     how fast this machine is, beside a plain loop; --help lists workloads and options
   data list                       the data sets and where they are
   data get NAME                   fetch a data set and verify it
   data check NAME_OR_FILE         what is in it
@@ -64,7 +65,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"semidfl {__version__}")
         return 0
-    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce"):
+    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce", "bench"):
         print(USAGE.format(recipes=", ".join(RECIPES)))
         return 0
     if words[0] not in COMMANDS:
@@ -110,10 +111,10 @@ def _config(recipe: str, values: dict[str, str]) -> Config:
 
 def _pairs(words: list[str]) -> dict[str, str]:
     """--field value, or --field=value, by the field's full path; a later one wins."""
-    return {full_path(name): value for name, value in _flags(words)}
+    return {full_path(name): value for name, value in flags_of(words)}
 
 
-def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
+def flags_of(words: list[str]) -> Iterator[tuple[str, str]]:
     """Every --name value, or --name=value, in their order; dashes within a name count as underscores."""
     rest = iter(words)
     for word in rest:
@@ -181,7 +182,7 @@ def _reproduce(words: list[str]) -> int:
     if not words or words[-1] in ("-h", "--help"):
         print(HELP)
         return 0
-    files = reproduce(words[0], options_of(_flags(words[1:])), shlex.join(["semidfl", "reproduce", *words]))
+    files = reproduce(words[0], options_of(flags_of(words[1:])), shlex.join(["semidfl", "reproduce", *words]))
     print("\n".join(f"written: {file}" for file in files))
     return 0
 
@@ -190,7 +191,7 @@ def _compare(words: list[str]) -> int:
     from semidfl.report.compare import compare, draw, gather, text_of, to_json
 
     first = next((k for k, word in enumerate(words) if word.startswith("--")), len(words))
-    flags = dict(_flags(words[first:]))
+    flags = dict(flags_of(words[first:]))
     if not words[:first] or set(flags) - {"out", "format"} or flags.get("format", "text") not in ("text", "json"):
         raise ConfigError("usage: semidfl compare RUN RUN … [--out DIR] [--format text|json]")
     groups = gather(words[:first])
@@ -199,6 +200,12 @@ def _compare(words: list[str]) -> int:
     for file in draw(groups, Path(flags["out"])) if "out" in flags else []:
         print(f"written: {file}", file=sys.stderr)  # on stdout it would spoil the JSON
     return 0
+
+
+def _bench(words: list[str]) -> int:
+    from semidfl.bench import main as bench
+
+    return bench(words)
 
 
 def _data(words: list[str]) -> int:
@@ -233,5 +240,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "resume": _resume,
     "reproduce": _reproduce,
     "compare": _compare,
+    "bench": _bench,
     "data": _data,
 }

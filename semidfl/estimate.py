@@ -12,7 +12,7 @@ from semidfl.methods import find_method
 from semidfl.models.stacked import Network
 from semidfl.setup import Setup
 
-__all__ = ["estimate", "memory"]
+__all__ = ["activations_of", "estimate", "memory"]
 
 
 def estimate(config: Config) -> str:
@@ -49,11 +49,11 @@ def _activations(network: Network | Generator, setup: Setup) -> int:
     """Bytes that one sample's step keeps from its forward passes."""
     with torch.device("meta"):
         if isinstance(network, Network):
-            return _activations_of(network, torch.empty(1, 1, *setup.space.shape))
-        return sum(_activations_of(part, *inputs) for part, inputs in network.examples())
+            return activations_of(network, torch.empty(1, 1, *setup.space.shape))
+        return sum(activations_of(part, *inputs) for part, inputs in network.examples())
 
 
-def _activations_of(network: Network, *inputs: Tensor) -> int:
+def activations_of(network: Network, *inputs: Tensor) -> int:
     """Bytes that one forward pass leaves for the backward pass: about every layer's output."""
     seen: list[int] = []
 

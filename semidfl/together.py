@@ -32,7 +32,7 @@ from semidfl.stop import Stop
 from semidfl.terminal import Progress
 from semidfl.topology import Topology
 
-__all__ = ["at_once", "likeness", "resumable", "run_together"]
+__all__ = ["at_once", "joined", "likeness", "resumable", "run_together"]
 
 
 _CLIENTS = 120
@@ -101,7 +101,7 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
         done = {take_up(k, config, cohort) for k, config, (_, cohort) in zip(kept, configs, parts, strict=True)}
         if len(done) > 1:
             raise ConfigError(f"runs train together only if they have come equally far, not rounds {sorted(done)}")
-        method, cohort, runs = _joined(configs, parts)
+        method, cohort, runs = joined(configs, parts)
         shown = stack.enter_context(progress or Progress())
         last = _train(method, cohort, runs, kept, shown, done.pop() + 1)
         if last < method.setup.config.rounds:
@@ -146,7 +146,7 @@ def _train(
     return done
 
 
-def _joined(configs: Sequence[Config], parts: Sequence[tuple[Method, Cohort]]) -> tuple[Method, Cohort, list[_Run]]:
+def joined(configs: Sequence[Config], parts: Sequence[tuple[Method, Cohort]]) -> tuple[Method, Cohort, list[_Run]]:
     """All clients of all runs as one cohort on one graph of islands."""
     runs, at = [], 0
     for config, (method, cohort) in zip(configs, parts, strict=True):

@@ -1,6 +1,6 @@
 """What several tests need: small cohorts to work on, and slow plain versions of what the package does in one stroke."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,9 +71,16 @@ class PlainCNN(nn.Sequential):
 
 def load(plain: nn.Module, row: Tensor) -> nn.Module:
     """Copies one client's weights (D,) into a plain network whose layers come in the same order."""
-    nn.utils.vector_to_parameters(row, plain.parameters())
-    assert sum(p.numel() for p in plain.parameters()) == row.numel()
+    parts = row.detach().split([p.numel() for p in plain.parameters()])
+    for p, x in zip(plain.parameters(), parts, strict=True):
+        # A row holds a convolution as (k, k, in, out).
+        p.data = x.view(*p.shape[2:], p.shape[1], p.shape[0]).permute(3, 2, 0, 1) if p.dim() == 4 else x.view(p.shape)
     return plain
+
+
+def as_row(tensors: Iterable[Tensor]) -> Tensor:
+    """Weights, or gradients, of a plain network as they lie in a client's row (D,)."""
+    return torch.cat([(x.permute(2, 3, 1, 0) if x.dim() == 4 else x).flatten() for x in tensors])
 
 
 # --- graphs ------------------------------------------------------------------------------------------------

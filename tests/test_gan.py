@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_close, draws_of, load, pixels, random
+from helpers import as_row, assert_close, draws_of, load, pixels, random
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from test_resume import Fails, assert_same
@@ -128,7 +128,7 @@ def plain_pair(gan: GAN, row: Tensor) -> tuple[nn.Module, nn.Module]:
 
 
 def gradient(loss: Tensor, network: nn.Module) -> Tensor:
-    return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(network.parameters()))])
+    return as_row(torch.autograd.grad(loss, list(network.parameters())))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -165,7 +165,7 @@ def test_both_networks_step_together_with_adam_of_the_publication() -> None:
             for adam in adams:
                 adam.step()
             seen.append((judged + made).item())
-        plain = torch.cat([p.detach().flatten() for x in (g, d) for p in x.parameters()])
+        plain = as_row(p.detach() for x in (g, d) for p in x.parameters())
         change = plain - learner.params[c]
         assert change.abs().median() > 2e-4  # else the next line would say nothing
         off = (trained[c] - plain).abs() > 0.01 * change.abs().clamp(min=2e-5)
@@ -281,7 +281,7 @@ def test_both_networks_are_named_and_lie_in_one_row() -> None:
     row = gan.initial(3)[None]
     named = gan.named(row)
     assert sum(x.numel() for x in named.values()) == gan.size == row.shape[1]
-    assert torch.equal(torch.cat([x.flatten() for x in named.values()]), row[0])
+    assert torch.equal(gan.row({name: x[0] for name, x in named.items()}), row[0])
     assert {name.split(".")[0] for name in named} == {"generator", "discriminator"}
     assert not torch.equal(gan.initial(4)[None], row)
 

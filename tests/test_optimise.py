@@ -38,7 +38,7 @@ def ours(optimiser: Optimiser, start: Tensor, scale: float = 1.0) -> Tensor:
     params, state = start.clone(), optimiser.start(start)
     for step in range(STEPS):
         grads = torch.stack([gradient(row, i, step) for i, row in enumerate(params)])
-        optimiser.step(params, grads, state, scale)
+        optimiser.step(params, grads, state, optimiser.lr * scale)
     return params
 
 
@@ -68,12 +68,12 @@ def test_adam_knows_how_many_steps_each_client_has_made() -> None:
     for step in range(STEPS):
         grads = torch.stack([gradient(row, i, step) for i, row in enumerate(params)])
         before, kept = params.clone(), {name: x.clone() for name, x in state.items()}
-        optimiser.step(params, grads, state)
+        optimiser.step(params, grads, state, optimiser.lr)
         if step >= 2:  # client 1 pauses from here on, as `descend` lets it
             params[1] = before[1]
             for name in state:
                 state[name][1] = kept[name][1]
-    optimiser.step(params, torch.stack([gradient(params[0], 0, STEPS), gradient(params[1], 1, 2)]), state)
+    optimiser.step(params, torch.stack([gradient(params[0], 0, STEPS), gradient(params[1], 1, 2)]), state, optimiser.lr)
     for i, steps in ((0, STEPS + 1), (1, 3)):
         assert_close(params[i], by_torch(lambda p: torch.optim.Adam(p, lr=0.1), start[i], i, steps))
 

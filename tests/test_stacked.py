@@ -278,6 +278,13 @@ def test_moving_between_client_axis_and_channels() -> None:
     assert torch.equal(unfold(concat(fold(x), fold(y), 3), 3), torch.cat([x, y], dim=2))
 
 
+def test_a_row_and_its_names_are_the_same_weights() -> None:
+    network = network_of(lambda: UNet(1, 10, 16, 2))
+    params = params_of(network, 2)
+    for i in range(2):
+        assert torch.equal(network.row({name: x[i] for name, x in network.named(params).items()}), params[i])
+
+
 # --- the first weights -------------------------------------------------------------------------------------
 
 

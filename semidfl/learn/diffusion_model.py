@@ -1,6 +1,6 @@
 """The consensus diffusion model as a generator: trained by `diffusion.py` (Eq. 11), drawn from by `sampler.py`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,9 @@ class DiffusionModel:
 
     def named(self, params: Tensor) -> dict[str, Tensor]:
         return self.network.named(params)
+
+    def row(self, named: Mapping[str, Tensor]) -> Tensor:
+        return self.network.row(named)
 
     def examples(self) -> Iterator[tuple[Network, tuple[Tensor, ...]]]:
         level = torch.zeros(1, 1, dtype=torch.int64)

@@ -4,7 +4,7 @@ Generated images are asked for with the labels of the client's own batch: the cl
 as it has them. What it has not it learns only from its neighbours; nobody here could judge it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +96,10 @@ class GAN:
         maker, judge = self._parts(params)
         parts = {"generator": self.generator.named(maker), "discriminator": self.discriminator.named(judge)}
         return {f"{part}.{name}": x for part, tensors in parts.items() for name, x in tensors.items()}
+
+    def row(self, named: Mapping[str, Tensor]) -> Tensor:
+        networks = {"generator": self.generator, "discriminator": self.discriminator}
+        return torch.cat([net.row({n: named[f"{part}.{n}"] for n in net.shapes}) for part, net in networks.items()])
 
     def examples(self) -> Iterator[tuple[Network, tuple[Tensor, ...]]]:
         yield self.generator, (torch.empty(1, 1, LATENT), torch.empty(1, 1, self.space.classes))

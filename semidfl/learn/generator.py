@@ -2,7 +2,7 @@
 saved and sampled through this alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -39,6 +39,9 @@ class Generator(Protocol):
 
     def named(self, params: Tensor) -> dict[str, Tensor]:
         """(C, D) -> name -> (C, *shape)."""
+
+    def row(self, named: Mapping[str, Tensor]) -> Tensor:
+        """name -> shape, as `named` gives for one client, back to (D,)."""
 
     def examples(self) -> Iterator[tuple[Network, tuple[Tensor, ...]]]:
         """The forward passes that a step keeps for its gradient, each with inputs of one client and sample."""

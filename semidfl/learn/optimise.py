@@ -40,22 +40,21 @@ class Optimiser:
         grad = grad.to(params.dtype)
         if self.weight_decay:
             grad = grad.add(params, alpha=self.weight_decay)
-        if self.kind == "sgd":
-            velocity = state["velocity"].mul_(self.momentum).add_(grad)
-            change = grad.add(velocity, alpha=self.momentum) if self.nesterov else velocity
-        else:
-            change = self._adam(grad, state)
+        if self.kind == "adam":
+            return self._adam(params, grad, state, rate)
+        velocity = state["velocity"].mul_(self.momentum).add_(grad)
+        change = grad.add(velocity, alpha=self.momentum) if self.nesterov else velocity
         if isinstance(rate, Tensor):
             params.addcmul_(change, rate, value=-1)
         else:
             params.sub_(change, alpha=rate)
 
-    def _adam(self, grad: Tensor, state: dict[str, Tensor]) -> Tensor:
+    def _adam(self, params: Tensor, grad: Tensor, state: dict[str, Tensor], rate: float | Tensor) -> None:
         steps = state["steps"].add_(1)
         mean = state["mean"].lerp_(grad, 1 - self.beta1)
         square = state["square"].mul_(_BETA2).addcmul_(grad, grad, value=1 - _BETA2)
         root = (square / (1 - _BETA2**steps)).sqrt_().add_(_EPS)
-        return mean / root / (1 - self.beta1**steps)
+        params.sub_(mean / root * (rate / (1 - self.beta1**steps)))
 
     def _fused(self, params: Tensor, grad: Tensor, state: dict[str, Tensor], rate: Tensor) -> None:
         """The same in one pass over memory."""

@@ -6,7 +6,7 @@ it is the plain network. Modules only declare shapes; the weights of all layers 
 matrix (C, D), so that mixing, optimisers and messages never need to know the network.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, cast
@@ -146,6 +146,11 @@ class Network:
         """(C, D) -> name -> (C, *shape), as views, in PyTorch's order of axes."""
         return {name: x.permute(0, 4, 3, 1, 2) if x.dim() == 5 else x for name, x in self._stored(params).items()}
 
+    def row(self, named: Mapping[str, Tensor]) -> Tensor:
+        """name -> shape, as `named` gives for one client, back to (D,)."""
+        parts = (named[name] for name in self.shapes)
+        return torch.cat([(x.permute(2, 3, 1, 0) if x.dim() == 4 else x).flatten() for x in parts])
+
     def _by_taps(self, params: Tensor) -> dict[str, Tensor]:
         """The same for our own kernels: convolutions as (C, taps, in, out)."""
         return {name: x.flatten(1, 2) if x.dim() == 5 else x for name, x in self._stored(params).items()}
@@ -159,12 +164,12 @@ class Network:
 
     def initial(self, seed: int) -> Tensor:
         """(D,) weights drawn from the seed, the same on every machine: PyTorch's default ranges."""
-        parts = []
+        parts = {}
         for name, module in self.module.named_modules():
             for leaf, p in module.named_parameters(recurse=False):
-                weight = _initial(module, leaf, p, seed, f"{name}.{leaf}").view(p.shape)
-                parts.append((weight.permute(2, 3, 1, 0) if p.dim() == 4 else weight).flatten())
-        return torch.cat(parts)
+                path = f"{name}.{leaf}".removeprefix(".")
+                parts[path] = _initial(module, leaf, p, seed, f"{name}.{leaf}").view(p.shape)
+        return self.row(parts)
 
 
 def _initial(module: nn.Module, leaf: str, p: nn.Parameter, seed: int, path: str) -> Tensor:
