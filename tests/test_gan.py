@@ -267,7 +267,7 @@ def test_one_switch_gives_the_publications_settings() -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "sizes"),
-    [("mnist", [7, 14, 28]), ("fashion-mnist", [7, 14, 28]), ("cifar10", [4, 8, 16, 32])],
+    [("mnist", [7, 14, 28]), ("fashion-mnist", [7, 14, 28]), ("cifar10", [4, 8, 16, 32]), ("digits", [4, 8])],
 )
 def test_it_paints_pixels_from_where_the_unet_ends(dataset: str, sizes: list[int]) -> None:
     """The UNet's squares of pixels are not for the GAN: it has their resolutions besides."""

@@ -76,6 +76,8 @@ DIGITS = {
     "generator.every": 5,
     "generator.samples": 100,
     "generator.validation": 50,
+    "generator.lr": 1e-3,
+    "generator.patch": 2,
     "data.ratio": 5.0,
 }
 
