@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo reproduce-digits test lint clean
+.PHONY: help demo reproduce-digits robust bandwidth test lint soak fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -16,6 +16,12 @@ demo: .venv/core.stamp ## ten clients, most without a label, train together on t
 reproduce-digits: .venv/report.stamp ## the paper's main table on digits, two seeds: results/table-main-digits.md
 	$(BIN)/semidfl reproduce table-main --dataset digits --seeds 2
 
+robust: .venv/report.stamp ## what each rule of mixing withstands: the tables of docs/robust.md
+	$(BIN)/python docs/measure.py robust
+
+bandwidth: .venv/report.stamp ## bytes against accuracy: the table of docs/bandwidth.md
+	$(BIN)/python docs/measure.py bandwidth
+
 test: .venv/dev.stamp ## the tests
 	$(BIN)/python -m pytest
 
@@ -23,6 +29,12 @@ lint: .venv/dev.stamp ## style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+soak: .venv/dev.stamp ## 20 peers, 200 rounds, three of them killed and restarted at random: about 10 minutes, 8 GB
+	$(BIN)/python benchmarks/soak.py
+
+fuzz: .venv/dev.stamp ## 100,000 random and mutated messages at the decoder: about 2 minutes
+	$(BIN)/python tests/fuzz_codec.py 100000
 
 clean: ## remove .venv and all caches; runs/ stays
 	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -44,5 +56,5 @@ $(BIN)/python:
 	@touch $@
 
 .venv/dev.stamp: .venv/core.stamp
-	$(INSTALL) --editable '.[dev,data,report]'
+	$(INSTALL) --editable '.[dev,data,report,web,tensorboard,onnx,net]'
 	@touch $@

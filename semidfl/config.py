@@ -19,12 +19,14 @@ from semidfl.legal import check, coerce, refuse_text
 
 __all__ = [
     "AggregationConfig",
+    "AttackConfig",
     "AugmentConfig",
     "ClassifierConfig",
     "ComputeConfig",
     "Config",
     "DataConfig",
     "EvaluationConfig",
+    "ExchangeConfig",
     "GeneratorConfig",
     "GraphConfig",
     "MixupConfig",
@@ -33,6 +35,7 @@ __all__ = [
     "from_toml",
     "full_path",
     "help_of",
+    "kinds",
     "leaves",
     "override",
     "to_toml",
@@ -42,11 +45,20 @@ __all__ = [
 @dataclass(frozen=True)
 class DataConfig:
     dataset: str = "mnist"
-    """digits, mnist, fashion-mnist, cifar10, or the path of an .npz with x_train, y_train, x_test, y_test"""
+    """digits, mnist, fashion-mnist, cifar10, the path of an .npz with x_train, y_train, x_test, y_test,
+    or of a folder of images (docs/own-data.md)"""
     ratio: float = 0.5
-    """labelled share of all training samples, in percent"""
+    """labelled share of all training samples, in percent; where some come without a label, all others keep theirs"""
     alpha: float = 100.0
     """Dirichlet concentration of the classes over the clients: 100 is near IID, 0.1 very skewed"""
+    size: int = 0
+    """side in pixels to which a folder's images are resized; 0: as they are if all are alike and at most 64, else 32"""
+    channels: int = 0
+    """of a folder's images: 1 makes them grey, 3 colour; 0: colour if any of them is"""
+    test: float = 20.0
+    """percent of a folder's labelled images that are kept for testing; a folder test/ in it comes first"""
+    classes: str = ""
+    """class names of a folder, with commas between, in their order; empty: those found"""
 
 
 @dataclass(frozen=True)
@@ -181,6 +193,36 @@ class AggregationConfig:
     or module:function"""
     momentum: bool = False
     """mix the momentum of SGD with the classifier; off, as in the paper, it stays with the client"""
+    robust: Literal["none", "clip", "trimmed-mean", "median"] = "none"
+    """mixing that withstands a minority of lying neighbours; trimmed-mean and median count all neighbours alike"""
+    clip: float = 0.3
+    """distance to which clip cuts a neighbour's model, as a share of the own model's length"""
+    trim: int = 1
+    """values that trimmed-mean drops at either end of each weight: as many neighbours may lie"""
+
+
+@dataclass(frozen=True)
+class ExchangeConfig:
+    dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    """numbers of shared models as they are sent; int8: whole numbers with a scale for every 128"""
+    generator_dtype: Literal["same", "fp32", "fp16", "bf16", "int8"] = "same"
+    """those of the generator; same: as dtype"""
+    feedback: bool = True
+    """add what rounding took from a model to what is sent of it the next time"""
+    generator_every: int = 1
+    """rounds between two exchanges of the generator"""
+
+
+@dataclass(frozen=True)
+class AttackConfig:
+    kind: Literal["none", "sign-flip", "noise", "nan", "label-flip"] = "none"
+    """what simulated attackers do: send their models turned round, with noise, as NaN; or train on wrong labels"""
+    who: str = ""
+    """ids of the attackers, parted by commas; empty: drawn from the seed"""
+    count: int = 1
+    """how many attackers to draw"""
+    strength: float = 1.0
+    """factor of the turned model; of noise: its size as a multiple of the weights'"""
 
 
 @dataclass(frozen=True)
@@ -198,7 +240,7 @@ class ComputeConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """arithmetic of UNet and ResNet; auto: bf16 on a GPU; weights stay fp32"""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of the training steps; auto: on a GPU"""
+    """torch.compile of the networks; auto: off, the kernels that are there are as fast without waiting for it"""
     chunk: int = 0
     """clients trained together as one stacked network; 1 is a loop; 0: what is fastest"""
     threads: int = 0
@@ -207,6 +249,10 @@ class ComputeConfig:
     """client by client, with a fixed order of summation: the same bits however clients are placed (CPU)"""
     checkpoint_every: int = 10
     """rounds between two checkpoints; 0: only at the end and on Ctrl-C"""
+    log: Literal["none", "tensorboard"] = "none"
+    """where to write the figures besides metrics.jsonl; tensorboard: to tensorboard/ in the run folder"""
+    report: bool = True
+    """write report.html at the end, where matplotlib and jinja2 are installed"""
 
 
 @dataclass(frozen=True)
@@ -229,13 +275,15 @@ class Config:
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     mixup: MixupConfig = field(default_factory=MixupConfig)
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    attack: AttackConfig = field(default_factory=AttackConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
 
     def __post_init__(self) -> None:
         for path, value in leaves(self):
-            refuse_text(path, _kinds()[path], value)
-            coerce(path, _kinds()[path], value)
+            refuse_text(path, kinds()[path], value)
+            coerce(path, kinds()[path], value)
             check(path, value)
         if self.generator.sampler_steps >= self.generator.steps:
             raise ConfigError(
@@ -260,7 +308,7 @@ def override(config: Config, values: Mapping[str, object]) -> Config:
     for name, value in values.items():
         path = full_path(name)
         section, _, leaf = path.rpartition(".")
-        changes.setdefault(section, {})[leaf] = coerce(path, _kinds()[path], value)
+        changes.setdefault(section, {})[leaf] = coerce(path, kinds()[path], value)
     top = changes.pop("")
     # All at once: fields that depend on each other may change together.
     return replace(config, **top, **{name: replace(getattr(config, name), **x) for name, x in changes.items()})
@@ -325,7 +373,7 @@ def config_hash(config: Config) -> str:
 
 
 @cache
-def _kinds() -> dict[str, Any]:
+def kinds() -> dict[str, Any]:
     """The type of every field, by dotted path."""
     top = get_type_hints(Config)
     found = {name: kind for name, kind in top.items() if not is_dataclass(kind)}

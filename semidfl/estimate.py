@@ -6,7 +6,9 @@ from torch.func import functional_call
 
 from semidfl import topology
 from semidfl.config import Config
+from semidfl.data.own import with_sites
 from semidfl.data.sources import outline
+from semidfl.exchange.compressed import lossy
 from semidfl.learn.generator import Generator
 from semidfl.methods import find_method
 from semidfl.models.stacked import Network
@@ -25,7 +27,9 @@ def estimate(config: Config) -> str:
 
 def memory(config: Config) -> dict[str, int]:
     """Bytes by what they are for."""
-    data, graph = outline(config.data.dataset), topology.build(config.graph, config.seed)
+    data = outline(config.data.dataset, config.data, config.seed)
+    config = with_sites(config, data)
+    graph = topology.build(config.graph, config.seed)
     setup = Setup.of(config, data, graph)
     method, clients = find_method(config.method)(setup), graph.clients
     parts = {"images": sum(x.nbytes for x in (data.train_images, data.test_images))}
@@ -37,6 +41,7 @@ def memory(config: Config) -> dict[str, int]:
     for name, (network, batch) in networks.items():
         chunk = min(clients, setup.chunk(network, clients))
         copies = 2 if name == "classifier" else 3  # weights and what SGD or Adam keep of them
+        copies += config.exchange.feedback and name in lossy(config.exchange)  # and what rounding took
         parts[f"{name}: weights, optimiser"] = clients * network.size * 4 * copies
         parts[f"{name}: gradients of a chunk"] = chunk * network.size * 4 * 3
         parts[f"{name}: a step's activations"] = chunk * batch * _activations(network, setup)
