@@ -274,6 +274,7 @@ def test_moving_between_client_axis_and_channels() -> None:
     for i in range(3):
         assert torch.equal(fold(x)[:, 4 * i : 4 * i + 4], x[i])
     assert fold(x.float()).is_contiguous(memory_format=torch.channels_last)
+    assert fold(x.float()[:, :, :1]).stride(1) == 1  # of one channel, too
     assert torch.equal(unfold(fold(x), 3), x)
     assert torch.equal(unfold(concat(fold(x), fold(y), 3), 3), torch.cat([x, y], dim=2))
 

@@ -90,7 +90,7 @@ def fold(x: Tensor) -> Tensor:
     """(C, B, ch, H, W) -> (B, C*ch, H, W), channels last."""
     clients, batch, channels, height, width = x.shape
     last = x.permute(1, 3, 4, 0, 2).reshape(batch, height, width, clients * channels)
-    # With one channel the reshape is but a view, and all that follows would go channels first, twice as slow on a CPU.
+    # With one channel the reshape is but a view, and all layers that follow would work channels first.
     return last.contiguous().permute(0, 3, 1, 2)
 
 
