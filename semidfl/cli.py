@@ -23,7 +23,7 @@ USAGE = """usage: semidfl COMMAND …
   run RECIPE [--field value …]    run an experiment: {recipes}, or a config file .toml
                                   --dry-run prints the config and what memory it needs; --overwrite replaces
                                   a run of the same name; --help lists all fields
-  resume FOLDER                   go on with a run that was stopped
+  resume FOLDER                   go on with a run that was stopped; --engine and other fields of compute may change
   reproduce NAME [--option …]     a table or figure of the paper: runs what is missing, goes on where it was stopped;
                                   --help lists the names and options
   compare RUN RUN … [--out DIR] [--format text|json]
@@ -139,11 +139,11 @@ def _run_help() -> str:
 
 
 def _resume(words: list[str]) -> int:
-    if len(words) != 1:
-        raise ConfigError("usage: semidfl resume FOLDER")
+    if not words or words[0].startswith("-"):
+        raise ConfigError("usage: semidfl resume FOLDER [--compute.field value …]")
     from semidfl.experiment import resume
 
-    return _done(resume(words[0]))
+    return _done(resume(words[0], values=_pairs(words[1:])))
 
 
 def _done(result: "Result") -> int:

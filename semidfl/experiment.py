@@ -13,20 +13,20 @@ from torch import Tensor
 
 from semidfl import topology
 from semidfl.cohort import Cohort, Learner, each
-from semidfl.config import Config, config_hash, from_toml, to_toml
+from semidfl.config import Config, config_hash, from_toml, override, to_toml
 from semidfl.data.dataset import Dataset
 from semidfl.data.partition import Split, partition
 from semidfl.data.shards import Shards
 from semidfl.data.sources import load
 from semidfl.draws import Draws
-from semidfl.errors import CheckpointError, Stopped
+from semidfl.errors import ConfigError, Stopped
 from semidfl.exchange.base import Counted, Exchange
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.learn.classifier import accuracy
 from semidfl.learn.generator import Generator
 from semidfl.methods import Method, find_method
 from semidfl.models.stacked import Network
-from semidfl.record import checkpoint
+from semidfl.record import checkpoint, parts
 from semidfl.record.folder import RunFolder
 from semidfl.record.images import save_png
 from semidfl.record.log import RoundLog
@@ -35,7 +35,7 @@ from semidfl.setup import Setup
 from semidfl.stop import Stop
 from semidfl.terminal import Progress
 
-__all__ = ["Result", "finish", "keep", "prepare", "resume", "run", "take_up", "test", "train"]
+__all__ = ["Result", "finish", "keep", "prepare", "resume", "run", "save_models", "take_up", "test", "train"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ class Result:
 
 def run(config: Config, folder: str | Path = "", overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Runs an experiment; `folder` defaults to runs/NAME."""
+    if config.compute.engine == "ray":
+        from semidfl.cluster import driver
+
+        return driver.run(config, folder, overwrite, progress)
     data = load(config.data.dataset)
     method, cohort = prepare(config, data)
     path = Path(folder or Path("runs") / config.name)
@@ -60,21 +64,36 @@ def run(config: Config, folder: str | Path = "", overwrite: bool = False, progre
         return _rounds(config, method, cohort, kept, shown, first=1)
 
 
-def resume(folder: str | Path, progress: Progress | None = None) -> Result:
-    """Goes on where a run was stopped; ends with what it would have ended with."""
+def resume(folder: str | Path, progress: Progress | None = None, values: Mapping[str, object] | None = None) -> Result:
+    """Goes on where a run was stopped; ends with what it would have ended with.
+
+    `values` may change how it is computed (fields of compute), the engine too, but not what.
+    """
     with RunFolder.open(Path(folder)) as kept, progress or Progress() as shown:
-        config = from_toml(kept.config_toml)
+        config = _as_computed_now(kept, values or {})
+        if config.compute.engine == "ray":
+            from semidfl.cluster import driver
+
+            return driver.go_on(config, kept, shown)
         method, cohort = prepare(config, load(config.data.dataset))
         return _rounds(config, method, cohort, kept, shown, first=take_up(kept, config, cohort) + 1)
+
+
+def _as_computed_now(kept: RunFolder, values: Mapping[str, object]) -> Config:
+    begun = from_toml(kept.config_toml)
+    config = override(begun, values)
+    if config_hash(config) != config_hash(begun) or config.name != begun.name:
+        raise ConfigError(f"{', '.join(values)}: a run that has begun goes on as it is; only compute.* can change")
+    if config != begun:
+        kept.write_text("config.toml", to_toml(config))
+    return config
 
 
 def take_up(kept: RunFolder, config: Config, cohort: Cohort) -> int:
     """Brings a fresh cohort to where the run was at its last checkpoint; returns the rounds done."""
     done = 0
-    if any(kept.checkpoints.glob("*.safetensors")):
-        done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
-        if meta.get("config") != config_hash(config):
-            raise CheckpointError(f"{kept.checkpoints} holds a checkpoint of another config than config.toml")
+    if any(kept.checkpoints.rglob("*.safetensors")):
+        done, tensors = parts.load_latest(kept.checkpoints, cohort.ids, config_hash(config))
         cohort.restore(tensors)
     kept.truncate(done)
     return done
@@ -145,7 +164,7 @@ def keep(
 
 def finish(config: Config, method: Method, cohort: Cohort, kept: RunFolder) -> Result:
     """What a run leaves behind when it has ended."""
-    _save_models(kept, method, cohort)
+    save_models(kept, method, cohort)
     summary = summarise(config, kept.records(), method.setup.device)
     kept.write_summary(summary)
     return Result(kept.path, summary)
@@ -214,9 +233,10 @@ def summarise(config: Config, records: Sequence[Mapping[str, Any]], device: torc
 def _checkpoint(config: Config, kept: RunFolder, done: int, cohort: Cohort) -> None:
     kept.sync()
     checkpoint.save(kept.checkpoints, done, cohort.state(), {"config": config_hash(config)})
+    parts.forget_others(kept.checkpoints, 0)
 
 
-def _save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
+def save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
     """One file a client and part, with plain names and shapes: any safetensors reader can use them."""
     parts: dict[str, tuple[Network | Generator, Learner]] = {"classifier": (method.setup.classifier, cohort.classifier)}
     if cohort.generator is not None:
