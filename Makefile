@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo reproduce-digits test lint clean
+.PHONY: help demo reproduce-digits bench-ray test lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -15,6 +15,9 @@ demo: .venv/core.stamp ## ten clients, most without a label, train together on t
 
 reproduce-digits: .venv/report.stamp ## the paper's main table on digits, two seeds: results/table-main-digits.md
 	$(BIN)/semidfl reproduce table-main --dataset digits --seeds 2
+
+bench-ray: .venv/ray.stamp ## 1,000 clients on Ray against the same in memory: a few minutes
+	$(BIN)/python -c 'import sys; from semidfl.bench.ray import main; sys.exit(main(["--clients", "1000"]))'
 
 test: .venv/dev.stamp ## the tests
 	$(BIN)/python -m pytest
@@ -43,6 +46,10 @@ $(BIN)/python:
 	$(INSTALL) --editable '.[report]'
 	@touch $@
 
+.venv/ray.stamp: .venv/core.stamp
+	$(INSTALL) --editable '.[ray]'
+	@touch $@
+
 .venv/dev.stamp: .venv/core.stamp
-	$(INSTALL) --editable '.[dev,data,report]'
+	$(INSTALL) --editable '.[dev,data,report,ray]'
 	@touch $@

@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ USAGE = """usage: semidfl COMMAND …
   resume FOLDER                   go on with a run that was stopped; --engine and other fields of compute may change
   reproduce NAME [--option …]     a table or figure of the paper: runs what is missing, goes on where it was stopped;
                                   --help lists the names and options
+  sweep RECIPE --field a,b,c …    search settings: grid, random or successive halving; --help lists the options
   compare RUN RUN … [--out DIR] [--format text|json]
                                   finished runs side by side: intervals, paired tests, and with --out the curves
   data list                       the data sets and where they are
@@ -64,7 +66,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"semidfl {__version__}")
         return 0
-    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce"):
+    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce", "sweep"):
         print(USAGE.format(recipes=", ".join(RECIPES)))
         return 0
     if words[0] not in COMMANDS:
@@ -186,6 +188,19 @@ def _reproduce(words: list[str]) -> int:
     return 0
 
 
+def _sweep(words: list[str]) -> int:
+    from semidfl.sweep import HELP, sweep
+
+    if not words or words[-1] in ("-h", "--help"):
+        print(HELP)
+        return 0
+    if words[0].startswith("-"):
+        raise ConfigError(f"the recipe comes first: semidfl sweep {'|'.join(RECIPES)}|FILE.toml {words[0]} …")
+    files = sweep(partial(_config, words[0]), dict(_flags(words[1:])))
+    print("\n".join([files[0].read_text(encoding="utf-8"), *(f"written: {file}" for file in files)]))
+    return 0
+
+
 def _compare(words: list[str]) -> int:
     from semidfl.report.compare import compare, draw, gather, text_of, to_json
 
@@ -232,6 +247,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "resume": _resume,
     "reproduce": _reproduce,
+    "sweep": _sweep,
     "compare": _compare,
     "data": _data,
 }

@@ -32,7 +32,7 @@ from semidfl.stop import Stop
 from semidfl.terminal import Progress
 from semidfl.topology import Topology
 
-__all__ = ["at_once", "likeness", "resumable", "run_together"]
+__all__ = ["at_once", "likeness", "open_folder", "resumable", "run_together"]
 
 
 _CLIENTS = 120
@@ -46,13 +46,14 @@ def likeness(config: Config) -> str:
     return f"{config_hash(alike)} {config.compute}"  # the hash leaves out how a run is computed
 
 
-def at_once(config: Config) -> int:
+def at_once(config: Config, device: str = "") -> int:
     """How many runs like this one to train together: the one place where that is chosen.
 
     A GPU takes a hundred clients in little more time than ten; two CPU cores are full with one run.
+    `device`, cpu or cuda, is given where it is not this process that trains.
     """
-    device = choose_device(config)
-    return max(1, _CLIENTS // config.graph.clients) if device.type == "cuda" else 1
+    device = device or choose_device(config).type
+    return max(1, _CLIENTS // config.graph.clients) if device == "cuda" else 1
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
     data = load(configs[0].data.dataset)
     parts = [prepare(config, data) for config in configs]
     with ExitStack() as stack:
-        kept = [stack.enter_context(_folder(*pair)) for pair in zip(configs, folders, strict=True)]
+        kept = [stack.enter_context(open_folder(*pair)) for pair in zip(configs, folders, strict=True)]
         done = {take_up(k, config, cohort) for k, config, (_, cohort) in zip(kept, configs, parts, strict=True)}
         if len(done) > 1:
             raise ConfigError(f"runs train together only if they have come equally far, not rounds {sorted(done)}")
@@ -109,7 +110,7 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
         return [finish(run.config, run.method, run.part(cohort), k) for run, k in zip(runs, kept, strict=True)]
 
 
-def _folder(config: Config, path: Path) -> RunFolder:
+def open_folder(config: Config, path: Path) -> RunFolder:
     """Open where it was stopped, else new."""
     if not resumable(path):
         return RunFolder.create(path, to_toml(config), overwrite=True)

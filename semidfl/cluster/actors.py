@@ -7,7 +7,6 @@ other in one thread of the actor; `deliver`, `call_off` and `facts` run beside t
 import os
 import platform
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 from semidfl import __version__
 from semidfl.cluster.partition import Blocks
+from semidfl.cluster.start import Place, need_ray
 from semidfl.cohort import Cohort
 from semidfl.config import Config, config_hash
 from semidfl.data.sources import load
@@ -34,10 +34,8 @@ MAIL = "mail"
 class Host:
     """A block of the clients."""
 
-    def __init__(self, config: Config, folder: Path, cores: int, gpu: bool) -> None:
-        # Ray shows an actor only its own GPU; of the cores it tells, but does not hide the others.
-        compute = replace(config.compute, device="cuda" if gpu else "cpu", threads=config.compute.threads or cores)
-        self.config, self.folder = replace(config, compute=compute), folder
+    def __init__(self, config: Config, folder: Path, place: Place) -> None:
+        self.config, self.folder = place.config(config), folder
         self.mail = Mailbox()
         self.method: Method
         self.cohort: Cohort
@@ -109,8 +107,6 @@ class Host:
 
 
 def _poster(epoch: int, block: int, peers: list[Any]) -> Any:
-    from semidfl.cluster.start import need_ray
-
     ray = need_ray()
 
     def post(peer: int, key: Key, parcel: Parcel) -> None:

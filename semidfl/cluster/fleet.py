@@ -100,7 +100,7 @@ class Fleet:
 
     def _add(self, count: int) -> None:
         kind = self.ray.remote(concurrency_groups={MAIL: 4})(Host).options(**self.place.needs)
-        arguments = (self.config, self.folder, self.place.cores, self.place.gpu)
+        arguments = (self.config, self.folder, self.place)
         new = [kind.remote(*arguments) for _ in range(count)]
         try:
             self._keep_those_that_answer([*self.actors, *new])

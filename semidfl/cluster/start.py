@@ -10,7 +10,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -49,21 +49,30 @@ def cluster(config: Config) -> Iterator[Any]:
     if ray.is_initialized():  # whoever connected this process also ends it
         yield ray
         return
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     try:
-        if address:
-            ray.init(address=address, **{name: x for name, x in quiet.items() if name != "include_dashboard"})
-        else:
-            # Ray keeps a core for nobody, but a machine with one core has room for as many actors as are asked for.
-            cores = max(os.cpu_count() or 1, config.compute.actors * config.compute.cores)
-            ray.init(num_cpus=cores, object_store_memory=_STORE, _node_ip_address="127.0.0.1", **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+        _connect(ray, config)
+    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         what = f"joining the Ray cluster at {address!r}" if address else "starting Ray"
         raise SemiDFLError(f"{what} failed: {str(error).strip().splitlines()[0]}") from error
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _connect(ray: Any, config: Config) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if config.compute.ray_address:
+        ray.init(address=config.compute.ray_address, **quiet)
+        return
+    # Ray only counts cores: a small machine has room for as many actors as are asked for.
+    cores = max(os.cpu_count() or 1, config.compute.actors * config.compute.cores)
+    local = {"num_cpus": cores, "object_store_memory": _STORE, "_node_ip_address": "127.0.0.1"}
+    try:
+        ray.init(include_dashboard=False, **local, **quiet)
+    except (ConnectionError, RuntimeError, TimeoutError):  # it gives its parts 30 s: on a very busy machine too few
+        ray.shutdown()
+        ray.init(include_dashboard=False, **local, **quiet)
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,11 @@ class Place:
     def needs(self) -> dict[str, Any]:
         """As Ray's options."""
         return {"num_cpus": self.cores, "num_gpus": int(self.gpu), "scheduling_strategy": "SPREAD"}
+
+    def config(self, config: Config) -> Config:
+        """As it is computed at such a place: Ray shows a process only its own GPU, but all the cores."""
+        device, threads = "cuda" if self.gpu else "cpu", config.compute.threads or self.cores
+        return replace(config, compute=replace(config.compute, device=device, threads=threads))
 
     def words(self) -> str:
         return f"{self.cores} core{'s' * (self.cores > 1)}{' and a GPU' * self.gpu} each"
