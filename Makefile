@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo reproduce-digits bench-ray test lint clean
+.PHONY: help demo reproduce-digits robust bandwidth bench-ray test lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -16,8 +16,14 @@ demo: .venv/core.stamp ## ten clients, most without a label, train together on t
 reproduce-digits: .venv/report.stamp ## the paper's main table on digits, two seeds: results/table-main-digits.md
 	$(BIN)/semidfl reproduce table-main --dataset digits --seeds 2
 
+robust: .venv/report.stamp ## what each rule of mixing withstands: the tables of docs/robust.md
+	$(BIN)/python docs/measure.py robust
+
+bandwidth: .venv/report.stamp ## bytes against accuracy: the table of docs/bandwidth.md
+	$(BIN)/python docs/measure.py bandwidth
+
 bench-ray: .venv/ray.stamp ## 1,000 clients on Ray against the same in memory: a few minutes
-	$(BIN)/python -c 'import sys; from semidfl.bench.ray import main; sys.exit(main(["--clients", "1000"]))'
+	$(BIN)/semidfl bench ray
 
 test: .venv/dev.stamp ## the tests
 	$(BIN)/python -m pytest

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch and the rest load only when a command needs them
     from semidfl.data.sources import Report
     from semidfl.experiment import Result
 
-__all__ = ["main"]
+__all__ = ["flags_of", "main"]
 
 USAGE = """usage: semidfl COMMAND …
 
@@ -30,6 +30,7 @@ USAGE = """usage: semidfl COMMAND …
   sweep RECIPE --field a,b,c …    search settings: grid, random or successive halving; --help lists the options
   compare RUN RUN … [--out DIR] [--format text|json]
                                   finished runs side by side: intervals, paired tests, and with --out the curves
+  bench WORKLOAD [--option …]     how fast this machine is, beside a plain loop; --help lists workloads and options
   data list                       the data sets and where they are
   data get NAME                   fetch a data set and verify it
   data check NAME_OR_FILE         what is in it
@@ -66,7 +67,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"semidfl {__version__}")
         return 0
-    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce", "sweep"):
+    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce", "sweep", "bench"):
         print(USAGE.format(recipes=", ".join(RECIPES)))
         return 0
     if words[0] not in COMMANDS:
@@ -112,10 +113,10 @@ def _config(recipe: str, values: dict[str, str]) -> Config:
 
 def _pairs(words: list[str]) -> dict[str, str]:
     """--field value, or --field=value, by the field's full path; a later one wins."""
-    return {full_path(name): value for name, value in _flags(words)}
+    return {full_path(name): value for name, value in flags_of(words)}
 
 
-def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
+def flags_of(words: list[str]) -> Iterator[tuple[str, str]]:
     """Every --name value, or --name=value, in their order; dashes within a name count as underscores."""
     rest = iter(words)
     for word in rest:
@@ -152,6 +153,8 @@ def _done(result: "Result") -> int:
     s = result.summary
     print(f"accuracy {100 * s['accuracy']:.2f} ± {100 * s['std_over_clients']:.2f} % over the clients", end="")
     print(f" ({s['rounds']} rounds, {s['seconds']:.0f} s on {s['device']})")
+    if "attackers" in s:
+        print(f"accuracy {100 * s['honest_accuracy']:.2f} % over the honest; attackers: {s['attackers']}")
     print(f"run folder: {result.folder}")
     return 0
 
@@ -183,7 +186,7 @@ def _reproduce(words: list[str]) -> int:
     if not words or words[-1] in ("-h", "--help"):
         print(HELP)
         return 0
-    files = reproduce(words[0], options_of(_flags(words[1:])), shlex.join(["semidfl", "reproduce", *words]))
+    files = reproduce(words[0], options_of(flags_of(words[1:])), shlex.join(["semidfl", "reproduce", *words]))
     print("\n".join(f"written: {file}" for file in files))
     return 0
 
@@ -196,7 +199,7 @@ def _sweep(words: list[str]) -> int:
         return 0
     if words[0].startswith("-"):
         raise ConfigError(f"the recipe comes first: semidfl sweep {'|'.join(RECIPES)}|FILE.toml {words[0]} …")
-    files = sweep(partial(_config, words[0]), dict(_flags(words[1:])))
+    files = sweep(partial(_config, words[0]), dict(flags_of(words[1:])))
     print("\n".join([files[0].read_text(encoding="utf-8"), *(f"written: {file}" for file in files)]))
     return 0
 
@@ -205,7 +208,7 @@ def _compare(words: list[str]) -> int:
     from semidfl.report.compare import compare, draw, gather, text_of, to_json
 
     first = next((k for k, word in enumerate(words) if word.startswith("--")), len(words))
-    flags = dict(_flags(words[first:]))
+    flags = dict(flags_of(words[first:]))
     if not words[:first] or set(flags) - {"out", "format"} or flags.get("format", "text") not in ("text", "json"):
         raise ConfigError("usage: semidfl compare RUN RUN … [--out DIR] [--format text|json]")
     groups = gather(words[:first])
@@ -214,6 +217,12 @@ def _compare(words: list[str]) -> int:
     for file in draw(groups, Path(flags["out"])) if "out" in flags else []:
         print(f"written: {file}", file=sys.stderr)  # on stdout it would spoil the JSON
     return 0
+
+
+def _bench(words: list[str]) -> int:
+    from semidfl.bench import main as bench
+
+    return bench(words)
 
 
 def _data(words: list[str]) -> int:
@@ -249,5 +258,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "reproduce": _reproduce,
     "sweep": _sweep,
     "compare": _compare,
+    "bench": _bench,
     "data": _data,
 }

@@ -19,12 +19,14 @@ from semidfl.legal import check, coerce, refuse_text
 
 __all__ = [
     "AggregationConfig",
+    "AttackConfig",
     "AugmentConfig",
     "ClassifierConfig",
     "ComputeConfig",
     "Config",
     "DataConfig",
     "EvaluationConfig",
+    "ExchangeConfig",
     "GeneratorConfig",
     "GraphConfig",
     "MixupConfig",
@@ -181,6 +183,36 @@ class AggregationConfig:
     or module:function"""
     momentum: bool = False
     """mix the momentum of SGD with the classifier; off, as in the paper, it stays with the client"""
+    robust: Literal["none", "clip", "trimmed-mean", "median"] = "none"
+    """mixing that withstands a minority of lying neighbours; trimmed-mean and median count all neighbours alike"""
+    clip: float = 0.3
+    """distance to which clip cuts a neighbour's model, as a share of the own model's length"""
+    trim: int = 1
+    """values that trimmed-mean drops at either end of each weight: as many neighbours may lie"""
+
+
+@dataclass(frozen=True)
+class ExchangeConfig:
+    dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    """numbers of shared models as they are sent; int8: whole numbers with a scale for every 128"""
+    generator_dtype: Literal["same", "fp32", "fp16", "bf16", "int8"] = "same"
+    """those of the generator; same: as dtype"""
+    feedback: bool = True
+    """add what rounding took from a model to what is sent of it the next time"""
+    generator_every: int = 1
+    """rounds between two exchanges of the generator"""
+
+
+@dataclass(frozen=True)
+class AttackConfig:
+    kind: Literal["none", "sign-flip", "noise", "nan", "label-flip"] = "none"
+    """what simulated attackers do: send their models turned round, with noise, as NaN; or train on wrong labels"""
+    who: str = ""
+    """ids of the attackers, parted by commas; empty: drawn from the seed"""
+    count: int = 1
+    """how many attackers to draw"""
+    strength: float = 1.0
+    """factor of the turned model; of noise: its size as a multiple of the weights'"""
 
 
 @dataclass(frozen=True)
@@ -237,6 +269,8 @@ class Config:
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     mixup: MixupConfig = field(default_factory=MixupConfig)
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    attack: AttackConfig = field(default_factory=AttackConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
 

@@ -7,12 +7,13 @@ from torch.func import functional_call
 from semidfl import topology
 from semidfl.config import Config
 from semidfl.data.sources import outline
+from semidfl.exchange.compressed import lossy
 from semidfl.learn.generator import Generator
 from semidfl.methods import find_method
 from semidfl.models.stacked import Network
 from semidfl.setup import Setup
 
-__all__ = ["estimate", "memory"]
+__all__ = ["activations_of", "estimate", "memory"]
 
 
 def estimate(config: Config) -> str:
@@ -37,6 +38,7 @@ def memory(config: Config) -> dict[str, int]:
     for name, (network, batch) in networks.items():
         chunk = min(clients, setup.chunk(network, clients))
         copies = 2 if name == "classifier" else 3  # weights and what SGD or Adam keep of them
+        copies += config.exchange.feedback and name in lossy(config.exchange)  # and what rounding took
         parts[f"{name}: weights, optimiser"] = clients * network.size * 4 * copies
         parts[f"{name}: gradients of a chunk"] = chunk * network.size * 4 * 3
         parts[f"{name}: a step's activations"] = chunk * batch * _activations(network, setup)
@@ -49,11 +51,11 @@ def _activations(network: Network | Generator, setup: Setup) -> int:
     """Bytes that one sample's step keeps from its forward passes."""
     with torch.device("meta"):
         if isinstance(network, Network):
-            return _activations_of(network, torch.empty(1, 1, *setup.space.shape))
-        return sum(_activations_of(part, *inputs) for part, inputs in network.examples())
+            return activations_of(network, torch.empty(1, 1, *setup.space.shape))
+        return sum(activations_of(part, *inputs) for part, inputs in network.examples())
 
 
-def _activations_of(network: Network, *inputs: Tensor) -> int:
+def activations_of(network: Network, *inputs: Tensor) -> int:
     """Bytes that one forward pass leaves for the backward pass: about every layer's output."""
     seen: list[int] = []
 

@@ -20,7 +20,9 @@ from semidfl.data.shards import Shards
 from semidfl.data.sources import load
 from semidfl.draws import Draws
 from semidfl.errors import ConfigError, Stopped
+from semidfl.exchange.attack import Hostile, hostile, mislabelled
 from semidfl.exchange.base import Counted, Exchange
+from semidfl.exchange.compressed import Compressed
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.learn.classifier import accuracy
 from semidfl.learn.generator import Generator
@@ -108,7 +110,9 @@ def prepare(config: Config, data: Dataset, clients: Sequence[int] | None = None)
     ids = tuple(range(graph.clients)) if clients is None else tuple(clients)
     split = _split(config, data, graph, kind)
     draws = Draws.of([config.seed] * len(ids), ids, setup.device)
-    shards = Shards.of(data, split, ids, setup.device)
+    shards, liars = Shards.of(data, split, ids, setup.device), hostile(config, graph, kind.all_labelled)
+    if config.attack.kind == "label-flip":
+        shards = mislabelled(shards, ids, liars, setup.space.classes)
     cohort = Cohort(ids, draws, shards, _learner(setup, len(ids), "classifier"))
     if method.generates:
         cohort.generator = _learner(setup, len(ids), "generator")
@@ -165,7 +169,8 @@ def keep(
 def finish(config: Config, method: Method, cohort: Cohort, kept: RunFolder) -> Result:
     """What a run leaves behind when it has ended."""
     save_models(kept, method, cohort)
-    summary = summarise(config, kept.records(), method.setup.device)
+    liars = hostile(config, method.setup.graph, method.all_labelled)
+    summary = summarise(config, kept.records(), method.setup.device, liars)
     kept.write_summary(summary)
     return Result(kept.path, summary)
 
@@ -180,7 +185,11 @@ class Rounds:
 
     def __init__(self, config: Config, method: Method, cohort: Cohort, exchange: Exchange, first: int) -> None:
         self.config, self.method, self.cohort, self.t = config, method, cohort, first
-        self.exchange = Counted(exchange, method.setup.graph, cohort.ids)
+        self.counted = Counted(exchange, method.setup.graph, cohort.ids)
+        # Lies are rounded like all else, and what is counted is what then goes out.
+        liars = hostile(config, method.setup.graph, method.all_labelled)
+        rounded = Compressed.around(self.counted, config.exchange, cohort)
+        self.exchange = Hostile.around(rounded, config, cohort.ids, liars)
 
     def __iter__(self) -> "Rounds":
         return self
@@ -194,7 +203,7 @@ class Rounds:
         if self.t % self.config.evaluation.every == 0 or self.t == self.config.rounds:
             with log.phase("test"):
                 log["accuracy"] = test(self.method.setup, self.cohort.classifier.params)
-        log["bytes_sent"] = self.exchange.reset()
+        log["bytes_sent"] = self.counted.reset()
         record = log.record()
         record["seconds"]["round"] = round(time.perf_counter() - started, 6)
         self.t += 1
@@ -209,17 +218,22 @@ def test(setup: Setup, params: Tensor) -> Tensor:
     return each(lambda p: accuracy(setup.classifier, setup.space, p, images, labels, limit), size, params)
 
 
-def summarise(config: Config, records: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
+def summarise(
+    config: Config, records: Sequence[Mapping[str, Any]], device: torch.device, liars: Sequence[int] = ()
+) -> dict[str, Any]:
     """The result: each client's mean over the last tests, then mean and standard deviation over the clients."""
     tests = np.array([r["accuracy"] for r in records if "accuracy" in r][-config.evaluation.last :])
     clients = tests.mean(0)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    honest = np.delete(clients, list(liars))
+    attacked = {"attackers": list(liars), "honest_accuracy": float(honest.mean())} if liars else {}
     return {
         "name": config.name,
         "method": config.method,
         "config": config_hash(config),
         "accuracy": float(clients.mean()),
         "std_over_clients": float(clients.std()),
+        **attacked,
         "per_client": clients.tolist(),
         "last_test": tests[-1].tolist(),
         "rounds": len(records),

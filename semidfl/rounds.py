@@ -4,7 +4,7 @@ from torch import Tensor
 
 from semidfl.cohort import Cohort
 from semidfl.exchange.base import Exchange, Neighbourhood
-from semidfl.learn.aggregate import mix
+from semidfl.learn.robust import combiner
 from semidfl.methods.base import Method
 from semidfl.record.log import RoundLog
 
@@ -28,27 +28,27 @@ def one_round(t: int, cohort: Cohort, method: Method, exchange: Exchange, log: R
 
 def agree(t: int, cohort: Cohort, method: Method, exchange: Exchange, accuracy: Tensor | None, log: RoundLog) -> None:
     """Global consensus: weights by accuracy on generated data (Eq. 12), then the weighted mean (Eq. 3)."""
-    models = {"classifier": cohort.classifier.params}
-    if cohort.generator is not None:
-        models["generator"] = cohort.generator.params
+    config, learners = method.setup.config, {"classifier": cohort.classifier}
+    if cohort.generator is not None and t % config.exchange.generator_every == 0:
+        learners["generator"] = cohort.generator
+    models = {name: learner.params for name, learner in learners.items()}
     if accuracy is not None:
         models["accuracy"] = accuracy
     # Local momentum keeps pulling a client towards its own classes; the neighbourhood's does so less.
-    momentum = {"velocity"} & cohort.classifier.optimiser.keys() if method.setup.config.aggregation.momentum else ()
+    momentum = {"velocity"} & cohort.classifier.optimiser.keys() if config.aggregation.momentum else ()
     models |= {name: cohort.classifier.optimiser[name] for name in momentum}
     shared = exchange.share(t, "models", models)
     near = Neighbourhood.of(method.setup.graph, cohort.ids, shared.ids, method.setup.device)
     weights = method.weights(near, shared.tensors.get("accuracy"))
-    ordered = method.setup.config.compute.deterministic
-    cohort.classifier.params = mix(weights, near, shared.tensors["classifier"], ordered)
-    if cohort.generator is not None:
-        cohort.generator.params = mix(weights, near, shared.tensors["generator"], ordered)
+    mix = combiner(config.aggregation, config.compute.deterministic)  # Eq. 3, or a rule that withstands liars
+    for name, learner in learners.items():
+        learner.params = mix(weights, near, learner.params, shared.tensors[name])
     for name in momentum:
-        cohort.classifier.optimiser[name] = mix(weights, near, shared.tensors[name], ordered)
+        cohort.classifier.optimiser[name] = mix(weights, near, models[name], shared.tensors[name])
     method.after_mixing(t, cohort)
-    cohort.classifier.follow(method.setup.config.classifier.ema)
+    cohort.classifier.follow(config.classifier.ema)
     if cohort.generator is not None:
-        cohort.generator.follow(method.setup.config.generator.ema)
+        cohort.generator.follow(config.generator.ema)
     log["weights"] = weights.float()
     if accuracy is not None:
         log["generated_accuracy"] = accuracy

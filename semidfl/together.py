@@ -32,7 +32,7 @@ from semidfl.stop import Stop
 from semidfl.terminal import Progress
 from semidfl.topology import Topology
 
-__all__ = ["at_once", "likeness", "open_folder", "resumable", "run_together"]
+__all__ = ["at_once", "joined", "likeness", "open_folder", "resumable", "run_together"]
 
 
 _CLIENTS = 120
@@ -53,6 +53,8 @@ def at_once(config: Config, device: str = "") -> int:
     `device`, cpu or cuda, is given where it is not this process that trains.
     """
     device = device or choose_device(config).type
+    if config.attack.kind != "none":
+        return 1
     return max(1, _CLIENTS // config.graph.clients) if device == "cuda" else 1
 
 
@@ -95,6 +97,8 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
     """
     if len({likeness(config) for config in configs}) != 1:
         raise ConfigError("runs train together only if they differ in nothing but seed, ratio, alpha and graph")
+    if len(configs) > 1 and configs[0].attack.kind != "none":  # who lies is drawn from a run's own clients
+        raise ConfigError(f"attack.kind = {configs[0].attack.kind!r}: runs with attackers train one by one")
     data = load(configs[0].data.dataset)
     parts = [prepare(config, data) for config in configs]
     with ExitStack() as stack:
@@ -102,7 +106,7 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
         done = {take_up(k, config, cohort) for k, config, (_, cohort) in zip(kept, configs, parts, strict=True)}
         if len(done) > 1:
             raise ConfigError(f"runs train together only if they have come equally far, not rounds {sorted(done)}")
-        method, cohort, runs = _joined(configs, parts)
+        method, cohort, runs = joined(configs, parts)
         shown = stack.enter_context(progress or Progress())
         last = _train(method, cohort, runs, kept, shown, done.pop() + 1)
         if last < method.setup.config.rounds:
@@ -147,7 +151,7 @@ def _train(
     return done
 
 
-def _joined(configs: Sequence[Config], parts: Sequence[tuple[Method, Cohort]]) -> tuple[Method, Cohort, list[_Run]]:
+def joined(configs: Sequence[Config], parts: Sequence[tuple[Method, Cohort]]) -> tuple[Method, Cohort, list[_Run]]:
     """All clients of all runs as one cohort on one graph of islands."""
     runs, at = [], 0
     for config, (method, cohort) in zip(configs, parts, strict=True):

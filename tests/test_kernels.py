@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from helpers import random
+from helpers import pixels, random
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from semidfl import draws
+from semidfl.data import augment
 from semidfl.draws import Draws
 from semidfl.learn.optimise import Optimiser
 from semidfl.models import cnn, stacked
@@ -146,6 +147,17 @@ def test_optimisers(optimiser: Optimiser, monkeypatch: pytest.MonkeyPatch) -> No
         ends.append([params, *state.values()])
     for ours, theirs in zip(*ends, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_shifted_images_are_the_same_to_the_bit(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = pixels(1, 6, channels, 5, 8).to(DEVICE)
+    index, drawn = torch.tensor([[0, 5, 2], [3, 3, 1]], device=DEVICE), Draws.of([0, 0], [0, 1], DEVICE)
+    found = []
+    for own in (True, False):
+        monkeypatch.setattr(augment, "fused", lambda x, own=own: own)
+        found.append(augment.Augment(2, True)(pool, index, drawn, 3, "test"))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 5), (2, 700)])

@@ -59,6 +59,12 @@ PAPER = {
     "classifier.ema": 0.0,
     # 6. aggregation
     "aggregation.weights": "adagen",
+    "aggregation.robust": "none",
+    # everybody sends everything as it is, and nobody lies
+    "exchange.dtype": "fp32",
+    "exchange.generator_dtype": "same",
+    "exchange.generator_every": 1,
+    "attack.kind": "none",
     # score and augmentation
     "evaluation.every": 5,
     "evaluation.last": 10,
@@ -97,6 +103,7 @@ def test_paper_has_the_numbers_of_the_paper(dataset: str, own: dict[str, Any]) -
 def test_what_the_paper_does_not_name_is_off() -> None:
     """Levers that were added since must not change the paper's runs."""
     named = {*PAPER, *CIFAR, "name", "method", "data.dataset", "data.alpha", "graph.degree", "graph.probability"}
+    named |= {"aggregation.clip", "aggregation.trim", "exchange.feedback", "attack.count", "attack.strength"}
     levers = {path: value for path, value in leaves(recipes.paper()) if path not in named and "compute." not in path}
     assert {path: value for path, value in levers.items() if value} == {}
 

@@ -115,6 +115,8 @@ def test_unlike_runs_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="seed, ratio, alpha and graph"):
             run_together([tiny(), other], [tmp_path / "a", tmp_path / "b"])
     assert len({likeness(config) for config in runs_of()}) == 1
+    with pytest.raises(ConfigError, match="one by one"):
+        run_together(runs_of(attack__kind="noise"), [tmp_path / name for name in "abc"])
 
 
 def test_reproduce_stacks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

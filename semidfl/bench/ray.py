@@ -55,7 +55,7 @@ class Figures:
         return 1e3 * self.seconds / self.clients
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: list[str]) -> int:
     """The command."""
     if any(word in ("-h", "--help") for word in words):
         print(HELP)

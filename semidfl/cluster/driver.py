@@ -19,7 +19,9 @@ from semidfl.cluster.fleet import Fleet, Lost, merged
 from semidfl.cluster.start import check_ray, cluster, place_of
 from semidfl.config import Config, to_toml
 from semidfl.errors import CheckpointError, SemiDFLError, Stopped
+from semidfl.exchange.attack import hostile
 from semidfl.experiment import Result, summarise
+from semidfl.methods import find_method
 from semidfl.record import parts
 from semidfl.record.folder import RunFolder
 from semidfl.record.images import save_png
@@ -56,7 +58,8 @@ def go_on(config: Config, kept: RunFolder, shown: Progress) -> Result:
             drive.to_the_end(stop)
     if drive.done < config.rounds:
         raise Stopped(f"stopped after round {drive.done}; go on with: semidfl resume {kept.path}")
-    summary = summarise(config, kept.records(), torch.device("cpu"))
+    liars = hostile(config, graph, find_method(config.method).all_labelled)
+    summary = summarise(config, kept.records(), torch.device("cpu"), liars)
     summary |= {"device": f"{len(drive.members)} actors on {drive.device}", "faults": drive.faults}
     kept.write_summary(summary)
     return Result(kept.path, summary)

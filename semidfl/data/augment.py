@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semidfl.draws import Draws
+from semidfl.models.stacked import fused
 
 __all__ = ["Augment", "Augmentation", "Strong"]
 
@@ -40,6 +41,10 @@ class Augment:
 
 
 def _shifted(pool: Tensor, index: Tensor, down: Tensor, right: Tensor, mirror: Tensor) -> Tensor:
+    if fused(pool):
+        from semidfl.models.kernels import shift
+
+        return shift(pool, index, down, right, mirror)
     height, width = pool.shape[2:]
     rows = torch.arange(height, device=pool.device) - down[:, None]  # (n, H)
     columns = torch.arange(width, device=pool.device) - right[:, None]  # (n, W)

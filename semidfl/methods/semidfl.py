@@ -202,7 +202,10 @@ class SemiDFL(Method):
 
     def weights(self, near: Neighbourhood, accuracy: Tensor | None) -> Tensor:
         """Eq. 12."""
-        return equal_weights(near) if accuracy is None else self._rule(accuracy, near)
+        if accuracy is None:
+            return equal_weights(near)
+        # Others' accuracy is what they claim: a million would give one of them all the weight.
+        return self._rule(accuracy.nan_to_num(0.0).clamp(0, 1), near)
 
 
 def trimmed(p: Tensor, shards: Shards) -> Tensor:

@@ -1,4 +1,4 @@
-"""GPU kernels in Triton: normalisation with all that follows it, an optimiser's step, random numbers.
+"""GPU kernels in Triton: normalisation with all that follows it, an optimiser's step, random numbers, shifts.
 
 Each is one pass over memory where PyTorch would make several.
 """
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["adam", "momentum", "normalise", "splitmix"]
+__all__ = ["adam", "momentum", "normalise", "shift", "splitmix"]
 
 ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2}
 
@@ -297,4 +297,29 @@ def splitmix(keys: Tensor, count: int, shift: int, word: int, gamma: int, mix1: 
     """keys (C,) int64 -> (C, count) words: what `draws.Draws.words` says, in one pass."""
     out = keys.new_empty(len(keys), count)
     _splitmix[(triton.cdiv(count, 1024), len(keys))](keys, out, count, shift, word, gamma, mix1, mix2, 1024)
+    return out
+
+
+@triton.jit
+def _shift(
+    pool, index, down, right, mirror, out, size, CH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    n, channel = i // (CH * HEIGHT * WIDTH), i // (HEIGHT * WIDTH) % CH
+    inside = i < size
+    row = i // WIDTH % HEIGHT - tl.load(down + n, mask=inside, other=0)
+    column = i % WIDTH - tl.load(right + n, mask=inside, other=0)
+    seen = inside & (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
+    column = tl.where(tl.load(mirror + n, mask=inside, other=0) != 0, WIDTH - 1 - column, column)
+    place = tl.load(index + n, mask=inside, other=0)
+    pixel = tl.load(pool + ((place * CH + channel) * HEIGHT + row) * WIDTH + column, mask=seen, other=0)
+    tl.store(out + i, pixel, mask=inside)
+
+
+def shift(pool: Tensor, index: Tensor, down: Tensor, right: Tensor, mirror: Tensor) -> Tensor:
+    """Images of the pool (N, ch, H, W) at `index` (n,), moved and mirrored, as `augment._shifted` does."""
+    out = pool.new_empty(len(index), *pool.shape[1:])
+    tensors = (x.contiguous() for x in (index, down, right, mirror))
+    _shift[(triton.cdiv(out.numel(), 1024),)](pool, *tensors, out, out.numel(), *pool.shape[1:], 1024)
     return out
