@@ -31,7 +31,7 @@ from semidfl.terminal import Progress
 __all__ = ["go_on", "run"]
 
 _FAULTS = 3
-"""in a row, with no round done in between, after which a run gives up"""
+"""that a run recovers from without getting any further"""
 
 
 def run(config: Config, folder: str | Path = "", overwrite: bool = False, progress: Progress | None = None) -> Result:
@@ -78,7 +78,7 @@ class _Drive:
 
     def __init__(self, config: Config, kept: RunFolder, shown: Progress, fleet: Fleet) -> None:
         self.config, self.kept, self.shown, self.fleet = config, kept, shown, fleet
-        self.done = self.faults = self._in_a_row = 0
+        self.done = self.faults = self._in_a_row = self._furthest = 0
         self.startup = 0.0
         self.ended = False
 
@@ -111,7 +111,9 @@ class _Drive:
         record = merged(records, self.members)
         record["ray"] = self._figures(sent)
         record["seconds"]["round"] = round(time.perf_counter() - started, 6)
-        self.done, self._in_a_row = record["round"], 0
+        self.done = record["round"]
+        if self.done > self._furthest:
+            self._furthest, self._in_a_row = self.done, 0
         self.shown.update(self.done, record)
         stopping = stop.requested  # asked once: what is not kept is not the last
         self._keep(record, stopping)
@@ -155,7 +157,7 @@ class _Drive:
         self.faults, self._in_a_row = self.faults + 1, self._in_a_row + 1
         at = self.done + 1
         if self._in_a_row > _FAULTS:
-            raise SemiDFLError(f"gave up after {_FAULTS} faults in a row at round {at}: {lost}") from lost
+            raise SemiDFLError(f"gave up after {self._in_a_row} faults at round {at}: {lost}") from lost
         started = time.perf_counter()
         gone = self.fleet.mend()
         try:

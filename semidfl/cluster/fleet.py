@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from semidfl import __version__
 from semidfl.cluster.actors import MAIL, Host
 from semidfl.cluster.partition import Blocks, blocks_of
-from semidfl.cluster.start import Place
+from semidfl.cluster.start import Place, place_of
 from semidfl.config import Config
 from semidfl.errors import SemiDFLError
 from semidfl.exchange.ray import CalledOff
@@ -17,8 +19,10 @@ from semidfl.topology import Topology
 
 __all__ = ["Fleet", "Lost", "merged"]
 
-_PATIENCE = 60.0
-"""seconds for an actor to come up, and for one that may be lost to say that it is not"""
+_PATIENCE = 300.0
+"""seconds for an actor to find a place and to come up"""
+_ANSWER = 60.0
+"""seconds for an actor that may be lost to say that it is not"""
 
 
 class Lost(Exception):
@@ -84,9 +88,10 @@ class Fleet:
     def mend(self) -> int:
         """Replace the actors that do not answer; returns how many did not."""
         before = len(self.actors)
-        self._keep_those_that_answer(self.actors)
+        self.actors = self._answering(self.actors, _ANSWER)
         gone = before - len(self.actors)
-        self._add(gone)
+        room = place_of(self.ray, self.config).room - len(self.actors)  # a lost node takes its places with it
+        self._add(max(0, min(gone, room)))
         if not self.actors:
             raise SemiDFLError(f"all {before} actors are lost, and no new one found a place in {_PATIENCE:.0f} s")
         return gone
@@ -102,15 +107,14 @@ class Fleet:
         kind = self.ray.remote(concurrency_groups={MAIL: 4})(Host).options(**self.place.needs)
         arguments = (self.config, self.folder, self.place)
         new = [kind.remote(*arguments) for _ in range(count)]
-        try:
-            self._keep_those_that_answer([*self.actors, *new])
-        except BaseException:
-            self.actors += [actor for actor in new if actor not in self.actors]  # for `close`
-            raise
+        there = self.actors
+        self.actors = [*there, *new]  # so that `close` finds them, whatever happens
+        self.actors = [*there, *self._answering(new, _PATIENCE)]
 
-    def _keep_those_that_answer(self, asked: Sequence[Any]) -> None:
+    def _answering(self, asked: Sequence[Any], patience: float) -> list[Any]:
+        """Those that answer in time; the others are given up."""
         calls = {actor.facts.options(concurrency_group=MAIL).remote(self._mark.name): actor for actor in asked}
-        end, waiting, facts = time.monotonic() + _PATIENCE, list(calls), {}
+        end, waiting, facts = time.monotonic() + patience, list(calls), {}
         while waiting and time.monotonic() < end:
             ready, waiting = self.ray.wait(waiting, num_returns=1, timeout=1.0)
             for call in ready:
@@ -123,8 +127,8 @@ class Fleet:
         for actor in asked:
             if actor not in facts:
                 self.ray.kill(actor)
-        self.actors = [actor for actor in asked if actor in facts]
         self._check(list(facts.values()))
+        return [actor for actor in asked if actor in facts]
 
     def _check(self, facts: Sequence[Mapping[str, Any]]) -> None:
         if not all(fact["sees"] for fact in facts):
@@ -132,12 +136,10 @@ class Fleet:
                 f"not every node sees {self.folder}: checkpoints and models are written there by the actors, so the "
                 "run folder must lie on a file system that all nodes share"
             )
-        import torch
-
         ours = {"semidfl": __version__, "torch": str(torch.__version__).partition("+")[0]}
         if strange := [fact["versions"] for fact in facts if fact["versions"] != ours]:
             raise SemiDFLError(f"the cluster has other versions than the driver: {strange[0]}, here {ours}")
-        self.device = ", ".join(sorted({fact["device"] for fact in facts}))
+        self.device = ", ".join(sorted({fact["device"] for fact in facts})) or self.device
 
     def _call_off(self) -> None:
         for actor in self.actors:
