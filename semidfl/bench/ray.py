@@ -118,8 +118,8 @@ def _digits(folder: Path, clients: int) -> Path:
     digits = load("digits")
     rows = np.random.default_rng(0).integers(len(digits.train_labels), size=_SAMPLES * clients)
     path = folder / f"digits-{clients}.npz"
-    images, labels = digits.train_images[rows], digits.train_labels[rows]
-    np.savez(path, x_train=images, y_train=labels, x_test=digits.test_images, y_test=digits.test_labels)
+    train, test = (x.transpose(0, 2, 3, 1) for x in (digits.train_images[rows], digits.test_images))  # (n, H, W, ch)
+    np.savez(path, x_train=train, y_train=digits.train_labels[rows], x_test=test, y_test=digits.test_labels)
     return path
 
 

@@ -49,7 +49,7 @@ def blocks_of(graph: Topology, count: int) -> Blocks:
     count = min(count, graph.clients)
     home = _grown(graph, count)
     for _ in range(_PASSES):
-        if not _improved(graph, home, count):
+        if not _improved(graph, home):
             break
     members = tuple(tuple(i for i, b in enumerate(home) if b == block) for block in range(count))
     cut = sum(home[i] != home[j] for i, row in enumerate(graph.neighbours) for j in row) // 2
@@ -67,7 +67,7 @@ def _grown(graph: Topology, count: int) -> list[int]:
         for _ in range(size):
             client = _next(heap, home, inside)
             if client < 0:  # the first, or nothing left to grow along: begin where the fewest edges lead away
-                client = min((i for i, b in enumerate(home) if b < 0), key=lambda i: (free[i], i))
+                client = _loosest(home, free)
             home[client] = block
             for j in graph.neighbours[client]:
                 free[j] -= 1
@@ -75,6 +75,10 @@ def _grown(graph: Topology, count: int) -> list[int]:
                 if home[j] < 0:
                     heapq.heappush(heap, (-inside[j], free[j], j))
     return home
+
+
+def _loosest(home: Sequence[int], free: Sequence[int]) -> int:
+    return min((i for i, b in enumerate(home) if b < 0), key=lambda i: (free[i], i))
 
 
 def _next(heap: list[tuple[int, int, int]], home: Sequence[int], inside: Sequence[int]) -> int:
@@ -86,30 +90,31 @@ def _next(heap: list[tuple[int, int, int]], home: Sequence[int], inside: Sequenc
     return -1
 
 
-def _improved(graph: Topology, home: list[int], count: int) -> bool:
+def _improved(graph: Topology, home: list[int]) -> bool:
     """One pass of swaps over all pairs of blocks that share an edge; whether any was made."""
-    pairs = {(home[i], home[j]) for i, row in enumerate(graph.neighbours) for j in row if home[i] < home[j]}
-    members: list[set[int]] = [set() for _ in range(count)]
-    for client, block in enumerate(home):
-        members[block].add(client)
-    return sum(_swapped(graph, home, members, a, b) for a, b in sorted(pairs)) > 0  # all of them, not up to the first
+    border: dict[tuple[int, int], set[int]] = {}  # (from, to) -> clients that have a neighbour there
+    for i, row in enumerate(graph.neighbours):
+        for j in row:
+            if home[i] != home[j]:
+                border.setdefault((home[i], home[j]), set()).add(i)
+    pairs = sorted((a, b) for a, b in border if a < b)
+    return sum(_swapped(graph, home, a, b, border[a, b], border[b, a]) for a, b in pairs) > 0
 
 
-def _swapped(graph: Topology, home: list[int], members: list[set[int]], a: int, b: int) -> bool:
-    """Swaps clients of blocks a and b, the most useful first, while fewer edges are then cut."""
+def _swapped(graph: Topology, home: list[int], a: int, b: int, ours: set[int], theirs: set[int]) -> int:
+    """Swaps clients at the border of blocks a and b, the most useful first, while fewer edges are then cut."""
 
     def gain(client: int, to: int) -> int:
         return sum((home[j] == to) - (home[j] == home[client]) for j in graph.neighbours[client])
 
-    def ranked(block: int, to: int) -> list[int]:
-        return sorted(members[block], key=lambda i: (-gain(i, to), i))
+    def ranked(clients: set[int], block: int, to: int) -> list[int]:
+        still_here = (i for i in clients if home[i] == block)  # a swap with a third block may have moved some
+        return sorted(still_here, key=lambda i: (-gain(i, to), i))
 
-    made = False
-    for one, other in zip(ranked(a, b), ranked(b, a), strict=False):
+    made = 0
+    for one, other in zip(ranked(ours, a, b), ranked(theirs, b, a), strict=False):
         # Earlier swaps have changed what these two gain.
         if gain(one, b) + gain(other, a) - 2 * (other in graph.neighbours[one]) > 0:
             home[one], home[other] = b, a
-            members[a] ^= {one, other}
-            members[b] ^= {one, other}
-            made = True
+            made += 1
     return made
