@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo reproduce-digits robust bandwidth bench-ray test lint clean
+.PHONY: help demo reproduce-digits robust bandwidth bench-ray test lint soak fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -33,6 +33,12 @@ lint: .venv/dev.stamp ## style, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+soak: .venv/dev.stamp ## 20 peers, 200 rounds, three of them killed and restarted at random: about 10 minutes, 8 GB
+	$(BIN)/python benchmarks/soak.py
+
+fuzz: .venv/dev.stamp ## 100,000 random and mutated messages at the decoder: about 2 minutes
+	$(BIN)/python tests/fuzz_codec.py 100000
+
 clean: ## remove .venv and all caches; runs/ stays
 	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
@@ -57,5 +63,5 @@ $(BIN)/python:
 	@touch $@
 
 .venv/dev.stamp: .venv/core.stamp
-	$(INSTALL) --editable '.[dev,data,report,ray]'
+	$(INSTALL) --editable '.[dev,data,report,web,tensorboard,onnx,net,ray]'
 	@touch $@

@@ -2,21 +2,23 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from semidfl.commands.words import flags as flags_of
 from semidfl.config import Config, from_toml, full_path, help_of, leaves, override, to_toml
-from semidfl.errors import ConfigError, DataError, SemiDFLError, Stopped, nearest
+from semidfl.errors import ConfigError, SemiDFLError, Stopped, nearest
 from semidfl.recipes import RECIPES, find_recipe
 
 if TYPE_CHECKING:  # torch and the rest load only when a command needs them
-    from semidfl.data.sources import Report
     from semidfl.experiment import Result
 
-__all__ = ["flags_of", "main"]
+__all__ = ["main"]
 
 USAGE = """usage: semidfl COMMAND …
 
@@ -30,10 +32,29 @@ USAGE = """usage: semidfl COMMAND …
   sweep RECIPE --field a,b,c …    search settings: grid, random or successive halving; --help lists the options
   compare RUN RUN … [--out DIR] [--format text|json]
                                   finished runs side by side: intervals, paired tests, and with --out the curves
+  report RUN … [--out FILE]       one HTML file: result, curves, graph, confusion, images; default: RUN/report.html
+  watch RUN_OR_FOLDER … [--port N] [--host ADDRESS]
+                                  the live page of runs, while they go on and after; default: all in runs/
   bench WORKLOAD [--option …]     how fast this machine is, beside a plain loop; --help lists workloads and options
-  data list                       the data sets and where they are
+  data list [--format text|json]  the data sets and where they are
   data get NAME                   fetch a data set and verify it
-  data check NAME_OR_FILE         what is in it
+  data check NAME_OR_PATH [--size N] [--channels N] [--classes A,B,…] [--test PERCENT] [--format text|json]
+                                  what is in a data set, an .npz or a folder of images, and what is wrong with it;
+                                  exit code 2 if something is
+  predict RUN --input IMAGE_OR_FOLDER [--client N] [--format text|csv|json]
+                                  class and probability of images, by the mean of the clients' models
+  export RUN --format onnx|torchscript|safetensors [--client N] [--out FILE]
+                                  a model for other programs, preprocessing inside, checked against the original
+  generate RUN [--class NAME] [--n COUNT] [--client N] [--seed N] [--out FOLDER]
+                                  images drawn by the generator that the clients share
+  doctor [--port N] [--identity FOLDER] [--federation FILE] [--name PEER] [--format text|json]
+                                  what this machine has and lacks: torch, GPU, memory, data, ports, neighbours
+  completion bash|zsh|fish        lets the shell complete commands and options: see docs/quickstart.md
+  local-federation --peers 5      real peers on this machine, each a process with its own certificate
+  federation new FOLDER           the file and the certificates of a new federation
+  identity init | issue | show    its authority, keys and certificates
+  node --federation F --name A    run a peer; --help of each of these lists its options
+  audit DIR                       what a peer has sent to whom
   version
 
 Runs are written to runs/NAME."""
@@ -42,6 +63,9 @@ Runs are written to runs/NAME."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    before = warnings.formatwarning
+    # A warning is a line for the user, not for a programmer.
+    warnings.formatwarning = lambda message, *_, **__: f"semidfl: {message}\n"
     try:
         return _dispatch(words)
     except Stopped as stopped:
@@ -56,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("semidfl: stopped at once; the last checkpoint stands", file=sys.stderr)
         return 130
+    finally:
+        warnings.formatwarning = before
 
 
 def _dispatch(words: list[str]) -> int:
@@ -67,7 +93,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"semidfl {__version__}")
         return 0
-    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce", "sweep", "bench"):
+    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce", "sweep", "bench", *_PEERS):
         print(USAGE.format(recipes=", ".join(RECIPES)))
         return 0
     if words[0] not in COMMANDS:
@@ -114,20 +140,6 @@ def _config(recipe: str, values: dict[str, str]) -> Config:
 def _pairs(words: list[str]) -> dict[str, str]:
     """--field value, or --field=value, by the field's full path; a later one wins."""
     return {full_path(name): value for name, value in flags_of(words)}
-
-
-def flags_of(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Every --name value, or --name=value, in their order; dashes within a name count as underscores."""
-    rest = iter(words)
-    for word in rest:
-        if not word.startswith("--"):
-            raise ConfigError(f"{word!r} stands where a --field is expected")
-        name, equals, value = word[2:].partition("=")
-        if not equals:
-            value = next(rest, "")
-            if not value:
-                raise ConfigError(f"--{name} needs a value")
-        yield name.replace("-", "_"), value
 
 
 def _run_help() -> str:
@@ -225,31 +237,43 @@ def _bench(words: list[str]) -> int:
     return bench(words)
 
 
-def _data(words: list[str]) -> int:
-    from semidfl.data import sources
+def _report(words: list[str]) -> int:
+    from semidfl.report.html import write_report
 
-    match words:
-        case ["list"]:
-            for row in sources.available():
-                size = "x".join(map(str, row.shape))
-                print(f"{row.name:14} {row.train:>6} + {row.test:>5} images  {size:8} {row.where}")
-        case ["get", name]:
-            print(f"{name} is verified, in {sources.get(name)}")
-        case ["check", name]:
-            print(_data_report(sources.check(name)))
-        case _:
-            raise DataError("usage: semidfl data list | get NAME | check NAME_OR_FILE")
+    first = next((k for k, word in enumerate(words) if word.startswith("--")), len(words))
+    flags = dict(flags_of(words[first:]))
+    if not words[:first] or set(flags) - {"out"}:
+        raise ConfigError("usage: semidfl report RUN … [--out FILE]")
+    default = Path(words[0]) / "report.html" if first == 1 else Path("report.html")
+    print(f"written: {write_report(words[:first], Path(flags.get('out', default)))}")
     return 0
 
 
-def _data_report(report: "Report") -> str:
-    lines = [f"{report.name}: images {'x'.join(map(str, report.shape))}, {report.memory / 2**20:.1f} MiB in memory"]
-    lines.append(f"{'class':14} {'training':>9} {'test':>9}")
-    rows = zip(report.classes, report.train_counts, report.test_counts, strict=True)
-    lines += [f"{name:14} {train:9} {test:9}" for name, train, test in rows]
-    lines.append(f"{'all':14} {sum(report.train_counts):9} {sum(report.test_counts):9}")
-    return "\n".join(lines)
+def _watch(words: list[str]) -> int:
+    from semidfl.web.serve import options_of, watch
 
+    first = next((k for k, word in enumerate(words) if word.startswith("--")), len(words))
+    return watch(options_of(words[:first], dict(flags_of(words[first:]))))
+
+
+def _later(module: str, function: str) -> Callable[[list[str]], int]:
+    """A command that lives in a module of its own, loaded when it is called."""
+    return lambda words: int(getattr(import_module(f"semidfl.commands.{module}"), function)(words))
+
+
+def _peers(name: str) -> Callable[[list[str]], int]:
+    def call(words: list[str]) -> int:
+        from semidfl.node import commands
+        from semidfl.node.extras import need_all
+
+        need_all()
+        found: Callable[[list[str]], int] = getattr(commands, name.replace("-", "_"))
+        return found(words)
+
+    return call
+
+
+_PEERS = ("identity", "federation", "node", "local-federation", "audit")
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "demo": _demo,
@@ -258,6 +282,14 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "reproduce": _reproduce,
     "sweep": _sweep,
     "compare": _compare,
+    "report": _report,
+    "watch": _watch,
     "bench": _bench,
-    "data": _data,
+    "data": _later("data", "data"),
+    "predict": _later("use", "predict"),
+    "export": _later("use", "export"),
+    "generate": _later("use", "generate"),
+    "doctor": _later("doctor", "doctor"),
+    "completion": _later("completion", "completion"),
+    **{name: _peers(name) for name in _PEERS},
 }

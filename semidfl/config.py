@@ -35,6 +35,7 @@ __all__ = [
     "from_toml",
     "full_path",
     "help_of",
+    "kinds",
     "leaves",
     "override",
     "to_toml",
@@ -44,11 +45,20 @@ __all__ = [
 @dataclass(frozen=True)
 class DataConfig:
     dataset: str = "mnist"
-    """digits, mnist, fashion-mnist, cifar10, or the path of an .npz with x_train, y_train, x_test, y_test"""
+    """digits, mnist, fashion-mnist, cifar10, the path of an .npz with x_train, y_train, x_test, y_test,
+    or of a folder of images (docs/own-data.md)"""
     ratio: float = 0.5
-    """labelled share of all training samples, in percent"""
+    """labelled share of all training samples, in percent; where some come without a label, all others keep theirs"""
     alpha: float = 100.0
     """Dirichlet concentration of the classes over the clients: 100 is near IID, 0.1 very skewed"""
+    size: int = 0
+    """side in pixels to which a folder's images are resized; 0: as they are if all are alike and at most 64, else 32"""
+    channels: int = 0
+    """of a folder's images: 1 makes them grey, 3 colour; 0: colour if any of them is"""
+    test: float = 20.0
+    """percent of a folder's labelled images that are kept for testing; a folder test/ in it comes first"""
+    classes: str = ""
+    """class names of a folder, with commas between, in their order; empty: those found"""
 
 
 @dataclass(frozen=True)
@@ -230,7 +240,7 @@ class ComputeConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """arithmetic of UNet and ResNet; auto: bf16 on a GPU; weights stay fp32"""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of the training steps; auto: on a GPU"""
+    """torch.compile of the networks; auto: off, the kernels that are there are as fast without waiting for it"""
     chunk: int = 0
     """clients trained together as one stacked network; 1 is a loop; 0: what is fastest"""
     threads: int = 0
@@ -247,6 +257,10 @@ class ComputeConfig:
     """CPU cores that each actor takes, and threads that it computes with"""
     ray_address: str = ""
     """of a running cluster, HOST:PORT or auto; empty: engine ray starts one on this machine and ends it"""
+    log: Literal["none", "tensorboard"] = "none"
+    """where to write the figures besides metrics.jsonl; tensorboard: to tensorboard/ in the run folder"""
+    report: bool = True
+    """write report.html at the end, where matplotlib and jinja2 are installed"""
 
 
 @dataclass(frozen=True)
@@ -276,8 +290,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for path, value in leaves(self):
-            refuse_text(path, _kinds()[path], value)
-            coerce(path, _kinds()[path], value)
+            refuse_text(path, kinds()[path], value)
+            coerce(path, kinds()[path], value)
             check(path, value)
         if self.generator.sampler_steps >= self.generator.steps:
             raise ConfigError(
@@ -302,7 +316,7 @@ def override(config: Config, values: Mapping[str, object]) -> Config:
     for name, value in values.items():
         path = full_path(name)
         section, _, leaf = path.rpartition(".")
-        changes.setdefault(section, {})[leaf] = coerce(path, _kinds()[path], value)
+        changes.setdefault(section, {})[leaf] = coerce(path, kinds()[path], value)
     top = changes.pop("")
     # All at once: fields that depend on each other may change together.
     return replace(config, **top, **{name: replace(getattr(config, name), **x) for name, x in changes.items()})
@@ -367,7 +381,7 @@ def config_hash(config: Config) -> str:
 
 
 @cache
-def _kinds() -> dict[str, Any]:
+def kinds() -> dict[str, Any]:
     """The type of every field, by dotted path."""
     top = get_type_hints(Config)
     found = {name: kind for name, kind in top.items() if not is_dataclass(kind)}

@@ -6,6 +6,8 @@ SemiDFLError
 ├── TopologyError     a graph is not connected or names clients that do not exist
 ├── RunFolderError    a run folder is in use, missing, or cannot be written
 ├── CheckpointError   a checkpoint is missing, damaged or belongs to another run
+├── IdentityError     a key or certificate is missing, expired or not what it should be
+├── FederationError   a federation file is not legal, or the peers cannot come together
 └── Stopped           a run was interrupted; its checkpoint is written and says how to go on
 
 The command line prints these as one line and leaves with exit code 2 (130 when stopped).
@@ -18,6 +20,8 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "FederationError",
+    "IdentityError",
     "RunFolderError",
     "SemiDFLError",
     "Stopped",
@@ -48,6 +52,14 @@ class RunFolderError(SemiDFLError):
 
 class CheckpointError(SemiDFLError):
     """A checkpoint is missing, damaged or belongs to another run."""
+
+
+class IdentityError(SemiDFLError):
+    """A key or certificate is missing, expired or not what it should be."""
+
+
+class FederationError(SemiDFLError):
+    """A federation file is not legal, or the peers cannot come together."""
 
 
 class Stopped(SemiDFLError):

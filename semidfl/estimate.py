@@ -6,6 +6,7 @@ from torch.func import functional_call
 
 from semidfl import topology
 from semidfl.config import Config
+from semidfl.data.own import with_sites
 from semidfl.data.sources import outline
 from semidfl.exchange.compressed import lossy
 from semidfl.learn.generator import Generator
@@ -26,7 +27,9 @@ def estimate(config: Config) -> str:
 
 def memory(config: Config) -> dict[str, int]:
     """Bytes by what they are for."""
-    data, graph = outline(config.data.dataset), topology.build(config.graph, config.seed)
+    data = outline(config.data.dataset, config.data, config.seed)
+    config = with_sites(config, data)
+    graph = topology.build(config.graph, config.seed)
     setup = Setup.of(config, data, graph)
     method, clients = find_method(config.method)(setup), graph.clients
     parts = {"images": sum(x.nbytes for x in (data.train_images, data.test_images))}

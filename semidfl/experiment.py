@@ -15,11 +15,12 @@ from semidfl import topology
 from semidfl.cohort import Cohort, Learner, each
 from semidfl.config import Config, config_hash, from_toml, override, to_toml
 from semidfl.data.dataset import Dataset
-from semidfl.data.partition import Split, partition
+from semidfl.data.own import with_sites
+from semidfl.data.partition import Split, by_owner, partition
 from semidfl.data.shards import Shards
 from semidfl.data.sources import load
 from semidfl.draws import Draws
-from semidfl.errors import ConfigError, Stopped
+from semidfl.errors import ConfigError, DataError, Stopped
 from semidfl.exchange.attack import Hostile, hostile, mislabelled
 from semidfl.exchange.base import Counted, Exchange
 from semidfl.exchange.compressed import Compressed
@@ -29,15 +30,32 @@ from semidfl.learn.generator import Generator
 from semidfl.methods import Method, find_method
 from semidfl.models.stacked import Network
 from semidfl.record import checkpoint, parts
+from semidfl.record.card import model_card
+from semidfl.record.clients import sample_grid, write_clients, write_confusion
 from semidfl.record.folder import RunFolder
 from semidfl.record.images import save_png
 from semidfl.record.log import RoundLog
+from semidfl.record.tensorboard import check_sink, opened
+from semidfl.record.version import stamp
 from semidfl.rounds import one_round
 from semidfl.setup import Setup
 from semidfl.stop import Stop
 from semidfl.terminal import Progress
 
-__all__ = ["Result", "finish", "keep", "prepare", "resume", "run", "save_models", "take_up", "test", "train"]
+__all__ = [
+    "Result",
+    "finish",
+    "gather",
+    "keep",
+    "prepare",
+    "resume",
+    "run",
+    "save_models",
+    "shards_of",
+    "take_up",
+    "test",
+    "train",
+]
 
 
 @dataclass(frozen=True)
@@ -55,15 +73,19 @@ class Result:
 
 def run(config: Config, folder: str | Path = "", overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Runs an experiment; `folder` defaults to runs/NAME."""
+    check_sink(config.compute.log)
     if config.compute.engine == "ray":
         from semidfl.cluster import driver
 
-        return driver.run(config, folder, overwrite, progress)
-    data = load(config.data.dataset)
+        return _reported(config, driver.run(config, folder, overwrite, progress))
+    data = load(config.data.dataset, config.data, config.seed)
+    config = with_sites(config, data)
     method, cohort = prepare(config, data)
     path = Path(folder or Path("runs") / config.name)
     with RunFolder.create(path, to_toml(config), overwrite) as kept, progress or Progress() as shown:
-        return _rounds(config, method, cohort, kept, shown, first=1)
+        write_clients(kept, data.classes, method.setup, cohort)
+        result = _rounds(config, method, cohort, kept, shown, first=1)
+    return _reported(config, result)
 
 
 def resume(folder: str | Path, progress: Progress | None = None, values: Mapping[str, object] | None = None) -> Result:
@@ -73,12 +95,27 @@ def resume(folder: str | Path, progress: Progress | None = None, values: Mapping
     """
     with RunFolder.open(Path(folder)) as kept, progress or Progress() as shown:
         config = _as_computed_now(kept, values or {})
+        check_sink(config.compute.log)
         if config.compute.engine == "ray":
             from semidfl.cluster import driver
 
-            return driver.go_on(config, kept, shown)
-        method, cohort = prepare(config, load(config.data.dataset))
-        return _rounds(config, method, cohort, kept, shown, first=take_up(kept, config, cohort) + 1)
+            result = driver.go_on(config, kept, shown)
+        else:
+            data = load(config.data.dataset, config.data, config.seed)
+            method, cohort = prepare(config, data)
+            done = take_up(kept, config, cohort)
+            write_clients(kept, data.classes, method.setup, cohort)
+            result = _rounds(config, method, cohort, kept, shown, first=done + 1)
+    return _reported(config, result)
+
+
+def _reported(config: Config, result: Result) -> Result:
+    """The report comes last, when the result is safe: whatever goes wrong with it, the run has ended well."""
+    if config.compute.report:
+        from semidfl.report.html import at_the_end
+
+        at_the_end(result.folder)
+    return result
 
 
 def _as_computed_now(kept: RunFolder, values: Mapping[str, object]) -> Config:
@@ -101,25 +138,41 @@ def take_up(kept: RunFolder, config: Config, cohort: Cohort) -> int:
     return done
 
 
-def prepare(config: Config, data: Dataset, clients: Sequence[int] | None = None) -> tuple[Method, Cohort]:
+def prepare(
+    config: Config, data: Dataset, clients: Sequence[int] | None = None, graph: topology.Topology | None = None
+) -> tuple[Method, Cohort]:
     """The method and a cohort of some clients (all by default) before the first round."""
     kind = find_method(config.method)
-    graph = topology.build(config.graph, config.seed)
-    setup = Setup.of(config, data, graph)
-    method = kind(setup)
+    graph = graph or topology.build(config.graph, config.seed)
+    method = kind(Setup.of(config, data, graph))
     ids = tuple(range(graph.clients)) if clients is None else tuple(clients)
-    split = _split(config, data, graph, kind)
-    draws = Draws.of([config.seed] * len(ids), ids, setup.device)
-    shards, liars = Shards.of(data, split, ids, setup.device), hostile(config, graph, kind.all_labelled)
+    return method, gather(method, ids, shards_of(method, data, ids))
+
+
+def shards_of(method: Method, data: Dataset, ids: tuple[int, ...]) -> Shards:
+    """What some clients hold."""
+    setup, config, kind = method.setup, method.setup.config, type(method)
+    shards = Shards.of(data, _split(config, data, setup.graph, kind), ids, setup.device)
     if config.attack.kind == "label-flip":
-        shards = mislabelled(shards, ids, liars, setup.space.classes)
+        shards = mislabelled(shards, ids, hostile(config, setup.graph, kind.all_labelled), setup.space.classes)
+    return shards
+
+
+def gather(method: Method, ids: tuple[int, ...], shards: Shards) -> Cohort:
+    """A cohort of clients that hold these data, before the first round."""
+    setup = method.setup
+    draws = Draws.of([setup.config.seed] * len(ids), ids, setup.device)
     cohort = Cohort(ids, draws, shards, _learner(setup, len(ids), "classifier"))
     if method.generates:
         cohort.generator = _learner(setup, len(ids), "generator")
-    return method, cohort
+    return cohort
 
 
 def _split(config: Config, data: Dataset, graph: topology.Topology, kind: type[Method]) -> Split:
+    if kind.all_labelled and (unknown := int((data.train_labels < 0).sum())):
+        raise DataError(f"method = {config.method!r} needs every label, and {unknown} images of {data.name} have none")
+    if data.owners is not None:
+        return by_owner(data.train_labels, data.owners, graph.clients)
     if kind.all_labelled:
         return partition(data.train_labels, "L" * graph.clients, 100.0, config.data.alpha, config.seed)
     return partition(data.train_labels, graph.roles, config.data.ratio, config.data.alpha, config.seed)
@@ -137,11 +190,13 @@ def _learner(setup: Setup, clients: int, part: str) -> Learner:
 def _rounds(config: Config, method: Method, cohort: Cohort, kept: RunFolder, shown: Progress, first: int) -> Result:
     shown.start(config.rounds, first, list(method.setup.graph.roles))
     done = first - 1
-    with Stop() as stop:
+    with Stop() as stop, opened(config.compute.log, kept.path, first) as sink:
         for record in train(config, method, cohort, MemoryExchange(cohort.ids), first):
             done = record["round"]
-            shown.update(done, record)
             keep(config, method, kept, record, lambda: cohort, stop.requested)
+            if sink is not None:
+                sink.write(record)
+            shown.update(done, record)
             if stop.requested:
                 break
     if done < config.rounds:
@@ -161,7 +216,7 @@ def keep(
     done, every = record["round"], config.compute.checkpoint_every
     kept.append(record)
     if "generated_kept" in record:
-        _save_samples(kept, done, cohort())
+        _save_samples(kept, done, cohort(), method.setup.space.classes)
     if stopping or (every and (done == config.rounds or done % every == 0)):
         _checkpoint(config, kept, done, cohort())
 
@@ -169,9 +224,12 @@ def keep(
 def finish(config: Config, method: Method, cohort: Cohort, kept: RunFolder) -> Result:
     """What a run leaves behind when it has ended."""
     save_models(kept, method, cohort)
+    write_confusion(kept, method.setup, cohort)
     liars = hostile(config, method.setup.graph, method.all_labelled)
     summary = summarise(config, kept.records(), method.setup.device, liars)
     kept.write_summary(summary)
+    mean_model = float(test(method.setup, cohort.classifier.params.mean(0, keepdim=True)))
+    kept.write_text("model_card.md", model_card(method.setup, cohort, summary, mean_model))
     return Result(kept.path, summary)
 
 
@@ -200,7 +258,8 @@ class Rounds:
         started = time.perf_counter()
         log = RoundLog(self.t, self.method.setup.device)
         one_round(self.t, self.cohort, self.method, self.exchange, log)
-        if self.t % self.config.evaluation.every == 0 or self.t == self.config.rounds:
+        due = self.t % self.config.evaluation.every == 0 or self.t == self.config.rounds
+        if due and self.method.setup.test_labels.numel():  # a real peer may have nothing to test with
             with log.phase("test"):
                 log["accuracy"] = test(self.method.setup, self.cohort.classifier.params)
         log["bytes_sent"] = self.counted.reset()
@@ -246,7 +305,7 @@ def summarise(
 
 def _checkpoint(config: Config, kept: RunFolder, done: int, cohort: Cohort) -> None:
     kept.sync()
-    checkpoint.save(kept.checkpoints, done, cohort.state(), {"config": config_hash(config)})
+    checkpoint.save(kept.checkpoints, done, cohort.state(), {"config": config_hash(config)} | stamp())
     parts.forget_others(kept.checkpoints, 0)
 
 
@@ -259,12 +318,14 @@ def save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
         tensors = network.named(learner.params)
         for row, client in enumerate(cohort.ids):
             meta = {"client": str(client), "part": part, "config": config_hash(method.setup.config)}
+            meta |= stamp(method.setup.space)
             one = {name: x[row].contiguous() for name, x in tensors.items()}
             checkpoint.save_model(kept.models / f"{part}-{client:04d}.safetensors", one, meta)
 
 
-def _save_samples(kept: RunFolder, t: int, cohort: Cohort, across: int = 10) -> None:
-    """The first generated images of up to ten clients, a row each; columns run through the classes."""
+def _save_samples(kept: RunFolder, t: int, cohort: Cohort, classes: int) -> None:
+    """The first generated images of the first clients, a row each; columns run through the classes."""
     assert cohort.synthetic is not None
-    images = cohort.synthetic.images[:10, : 2 * across].cpu().numpy()
+    rows, columns = sample_grid(len(cohort.ids), cohort.synthetic.images.shape[1], classes)
+    images = cohort.synthetic.images[:rows, :columns].cpu().numpy()
     save_png(kept.samples / f"round-{t:06d}.png", images, scale=max(1, 64 // images.shape[-1]))

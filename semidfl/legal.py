@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from semidfl.errors import ConfigError, nearest
 
-__all__ = ["check", "coerce", "refuse_text"]
+__all__ = ["check", "coerce", "legal_words", "refuse_text"]
 
 
 def _at_least(low: float) -> "_Rule":
@@ -30,6 +30,9 @@ _RULES: dict[str, _Rule] = {
     "rounds": _at_least(1),
     "data.ratio": (lambda x: 0 < x <= 100, "a percentage above 0 and at most 100"),
     "data.alpha": (lambda x: x >= 1e-9, "above 0 (1e-9 at least)"),
+    "data.size": (lambda x: x == 0 or 4 <= x <= 1024, "0, or from 4 to 1024"),
+    "data.channels": (lambda x: x in (0, 1, 3), "0 (found out), 1 (grey) or 3 (colour)"),
+    "data.test": _between(1, 90),
     "graph.clients": _between(1, 10**6),
     "graph.degree": _at_least(1),
     "graph.probability": _between(0, 1),
@@ -89,6 +92,13 @@ def check(path: str, value: object) -> None:
         raise ConfigError(f"name = {value!r} is not legal: it names a folder and must hold no '/'")
     if path == "graph.roles" and (bad := set(str(value)) - set("LMU")):
         raise ConfigError(f"graph.roles holds {sorted(bad)}: legal letters are L, M and U")
+
+
+def legal_words(path: str, kind: Any) -> str:
+    """What the field may be, for the documentation."""
+    if get_origin(kind) is Literal:
+        return ", ".join(get_args(kind))
+    return _RULES[path][1] if path in _RULES else _WORDS[kind]
 
 
 def coerce(path: str, kind: Any, value: object) -> object:

@@ -52,7 +52,9 @@ class Forecast:
         return fmean(map(fmean, self._known.values())) if self._known else math.nan
 
     def _likeness(self, config: Config) -> str:
-        return config_hash(replace(config, seed=0, data=DataConfig(config.data.dataset)))
+        return config_hash(
+            replace(config, seed=0, data=replace(config.data, ratio=DataConfig.ratio, alpha=DataConfig.alpha))
+        )
 
 
 class Overall:

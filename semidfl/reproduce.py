@@ -7,6 +7,7 @@ when its summary.json is there. Stopped at any moment, the same command goes on 
 import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,9 @@ def run_missing(plan: Plan, runs: Path) -> None:
         overall.say(f"{plan.name}: {total} runs, {total - len(todo)} of them done; they are kept in {runs}")
         for group in groups:
             folders = [runs / config_hash(config) for config in group]
-            results = run_together(group, folders, overall.of(group))
+            # The table is the report.
+            quiet = [replace(config, compute=replace(config.compute, report=False)) for config in group]
+            results = run_together(quiet, folders, overall.of(group))
             for config, folder, result in zip(group, folders, results, strict=True):
                 # Two states of all clients and their optimisers: gigabytes a run, and of no use once it has ended.
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)

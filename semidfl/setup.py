@@ -8,7 +8,7 @@ from torch import Tensor
 
 from semidfl.config import Config
 from semidfl.data.augment import Augment, Strong
-from semidfl.data.dataset import Dataset
+from semidfl.data.dataset import Dataset, Images, Labels
 from semidfl.data.shards import Space
 from semidfl.errors import ConfigError
 from semidfl.learn.diffusion_model import DiffusionModel
@@ -20,7 +20,7 @@ from semidfl.models.resnet import ResNet18
 from semidfl.models.stacked import Network
 from semidfl.topology import Topology
 
-__all__ = ["Setup", "choose_device"]
+__all__ = ["Setup", "build_classifier", "build_generator", "choose_device"]
 
 _PROBE = 512
 """Test images that the adatest ablation looks at."""
@@ -43,7 +43,12 @@ class Setup:
 
     @classmethod
     def of(cls, config: Config, data: Dataset, graph: Topology) -> "Setup":
-        device, space = choose_device(config), Space.of(data)
+        return cls.build(config, graph, Space.of(data), data.test_images, data.test_labels)
+
+    @classmethod
+    def build(cls, config: Config, graph: Topology, space: Space, test_images: Images, test_labels: Labels) -> "Setup":
+        """From what a peer has that knows no whole data set; it may have no test images."""
+        device = choose_device(config)
         compiled = config.compute.compile == "on"
         c = config.classifier
         return cls(
@@ -51,13 +56,13 @@ class Setup:
             graph,
             space,
             device,
-            _classifier(config, space, device, compiled),
-            _generator(config, space, device, compiled),
+            build_classifier(config, space, device, compiled),
+            build_generator(config, space, device, compiled),
             Optimiser(c.optimizer, c.lr, c.momentum, c.nesterov, c.weight_decay),
             Augment(config.augment.pad, config.augment.flip),
             Strong(config.augment.pad, config.augment.flip, config.augment.strong) if config.augment.strong else None,
-            torch.from_numpy(data.test_images).to(device)[None],
-            torch.from_numpy(data.test_labels).to(device)[None],
+            torch.from_numpy(test_images).to(device)[None],
+            torch.from_numpy(test_labels).to(device)[None],
             graph.clients,
         )
 
@@ -92,7 +97,8 @@ class Setup:
         return max(16, pixels // (self.space.height * self.space.width * chunk))
 
 
-def _classifier(config: Config, space: Space, device: torch.device, compiled: bool) -> Network:
+def build_classifier(config: Config, space: Space, device: torch.device, compiled: bool) -> Network:
+    """The network that the config names, for these images."""
     if config.classifier.model == "resnet18":
         return Network(lambda: ResNet18(space.channels, space.classes), _dtype(config, device), compiled)
     if min(space.height, space.width) < 4:
@@ -101,7 +107,8 @@ def _classifier(config: Config, space: Space, device: torch.device, compiled: bo
     return Network(lambda: CNN(space.channels, space.height, space.width, space.classes), torch.float32, compiled)
 
 
-def _generator(config: Config, space: Space, device: torch.device, compiled: bool) -> Generator:
+def build_generator(config: Config, space: Space, device: torch.device, compiled: bool) -> Generator:
+    """The model of the consensus data space that the config names."""
     dtype = _dtype(config, device)
     if config.generator.kind == "gan":
         return GAN.of(config.generator, space, dtype, compiled)

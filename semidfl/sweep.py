@@ -202,7 +202,7 @@ def advance(config: Config, folder: Path, until: int) -> tuple[int, float, float
     """Trains a trial until a round, from wherever it stands: rounds done, judged, tested, seconds."""
     records = read_records(folder)
     if len(records) < until:
-        method, cohort = prepare(config, load(config.data.dataset))
+        method, cohort = prepare(config, load(config.data.dataset, config.data, config.seed))
         with open_folder(config, folder) as kept:
             rounds = train(config, method, cohort, MemoryExchange(cohort.ids), take_up(kept, config, cohort) + 1)
             while rounds.t <= until:

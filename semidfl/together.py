@@ -19,13 +19,14 @@ from torch import Tensor
 from semidfl.cohort import Cohort, Learner, Synthetic
 from semidfl.config import Config, DataConfig, GraphConfig, config_hash, to_toml
 from semidfl.data.shards import Index, Shards
-from semidfl.data.sources import load
+from semidfl.data.sources import is_folder, load
 from semidfl.draws import Draws
 from semidfl.errors import CheckpointError, ConfigError, Stopped
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import Result, finish, keep, prepare, take_up, train
 from semidfl.methods.base import Method
 from semidfl.record import checkpoint
+from semidfl.record.clients import write_clients
 from semidfl.record.folder import RunFolder
 from semidfl.setup import choose_device
 from semidfl.stop import Stop
@@ -42,7 +43,8 @@ _CLIENTS = 120
 def likeness(config: Config) -> str:
     """The same for runs that may train together."""
     graph = replace(GraphConfig(), clients=config.graph.clients)
-    alike = replace(config, seed=0, data=DataConfig(config.data.dataset), graph=graph)
+    split = DataConfig()
+    alike = replace(config, seed=0, data=replace(config.data, ratio=split.ratio, alpha=split.alpha), graph=graph)
     return f"{config_hash(alike)} {config.compute}"  # the hash leaves out how a run is computed
 
 
@@ -53,7 +55,7 @@ def at_once(config: Config, device: str = "") -> int:
     `device`, cpu or cuda, is given where it is not this process that trains.
     """
     device = device or choose_device(config).type
-    if config.attack.kind != "none":
+    if config.attack.kind != "none" or is_folder(config.data.dataset):
         return 1
     return max(1, _CLIENTS // config.graph.clients) if device == "cuda" else 1
 
@@ -99,13 +101,17 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
         raise ConfigError("runs train together only if they differ in nothing but seed, ratio, alpha and graph")
     if len(configs) > 1 and configs[0].attack.kind != "none":  # who lies is drawn from a run's own clients
         raise ConfigError(f"attack.kind = {configs[0].attack.kind!r}: runs with attackers train one by one")
-    data = load(configs[0].data.dataset)
+    if len(configs) > 1 and is_folder(configs[0].data.dataset):  # what is kept for testing is drawn by the seed
+        raise ConfigError(f"data.dataset = {configs[0].data.dataset!r}: runs on a folder train one by one")
+    data = load(configs[0].data.dataset, configs[0].data, configs[0].seed)
     parts = [prepare(config, data) for config in configs]
     with ExitStack() as stack:
         kept = [stack.enter_context(open_folder(*pair)) for pair in zip(configs, folders, strict=True)]
         done = {take_up(k, config, cohort) for k, config, (_, cohort) in zip(kept, configs, parts, strict=True)}
         if len(done) > 1:
             raise ConfigError(f"runs train together only if they have come equally far, not rounds {sorted(done)}")
+        for k, (own, cohort) in zip(kept, parts, strict=True):
+            write_clients(k, data.classes, own.setup, cohort)
         method, cohort, runs = joined(configs, parts)
         shown = stack.enter_context(progress or Progress())
         last = _train(method, cohort, runs, kept, shown, done.pop() + 1)

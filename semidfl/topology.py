@@ -21,7 +21,7 @@ from semidfl.config import GraphConfig
 from semidfl.errors import TopologyError, nearest
 from semidfl.plugins import find_plugin
 
-__all__ = ["TOPOLOGIES", "Topology", "build"]
+__all__ = ["TOPOLOGIES", "Topology", "build", "refuse_unconnected"]
 
 Edges = npt.NDArray[np.int64]  # (E, 2), in any order and direction, doubles allowed
 Neighbours = tuple[tuple[int, ...], ...]
@@ -66,7 +66,7 @@ def build(config: GraphConfig, seed: int) -> Topology:
         neighbours = _draw(config, seed)
     else:
         neighbours = _neighbours(_edges(config, seed), config.clients)
-        _refuse_unconnected(config.topology, neighbours)
+        refuse_unconnected(config.topology, neighbours)
     return Topology(config.topology, neighbours, _roles(config))
 
 
@@ -127,7 +127,7 @@ def _unreached(neighbours: Neighbours) -> list[int]:
     return sorted(set(range(len(neighbours))) - seen)
 
 
-def _refuse_unconnected(name: str, neighbours: Neighbours) -> None:
+def refuse_unconnected(name: str, neighbours: Neighbours) -> None:
     if lost := _unreached(neighbours):
         some = ", ".join(map(str, lost[:8])) + (", …" if len(lost) > 8 else "")
         raise TopologyError(

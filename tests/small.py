@@ -36,6 +36,7 @@ TINY: dict[str, object] = {
     "compute.device": "cpu",
     "compute.threads": 1,  # several small runs on few cores: threads would only wait for each other
     "compute.checkpoint_every": 1,
+    "compute.report": False,  # two seconds of drawing, after a second of work
 }
 """every field that differs from the defaults"""
 

@@ -27,6 +27,9 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "rounds": ("at least 1", [1, 10**9], [0, -1]),
     "data.ratio": ("above 0 and at most 100", [0.001, 100.0], [0, -1, 100.1]),
     "data.alpha": ("above 0", [1e-6, 1e6], [0, -1]),
+    "data.size": ("0, or from 4 to 1024", [0, 4, 1024], [3, -1, 1025]),
+    "data.channels": ("0 (found out), 1 (grey) or 3 (colour)", [1, 3], [2, 4, -1]),
+    "data.test": ("from 1 to 90", [1.0, 90.0], [0, 100, -1]),
     "graph.clients": ("from 1 to 1000000", [1, 10**6], [0, -3, 10**6 + 1]),
     "graph.degree": ("at least 1", [1, 100], [0, -1]),
     "graph.probability": ("from 0 to 1", [0.0, 1.0], [-0.1, 1.1]),
@@ -77,6 +80,7 @@ TEXTS = {
     "name": "another",
     "method": "dfl-lb",
     "data.dataset": "digits",
+    "data.classes": "cat,dog",
     "graph.topology": "ring",
     "graph.roles": "LMU",
     "aggregation.weights": "constant",
@@ -306,6 +310,8 @@ def legal_values(path: str) -> st.SearchStrategy[Any]:
         low, high = min(NUMBERS[path][1]), max(NUMBERS[path][1])
         if path == "generator.width":
             return st.integers(low // 8, high // 8).map(lambda n: 8 * n)
+        if path in ("data.size", "data.channels"):
+            return st.sampled_from(NUMBERS[path][1])
         return st.integers(low, high) if kind(path) is int else st.floats(low, high)
     if path == "graph.roles":
         return st.text("LMU")

@@ -60,7 +60,7 @@ BAD: dict[str, tuple[Arrays, str]] = {
     "float labels": ({"y_train": np.zeros(6)}, "y_train is float64; expected whole numbers"),
     "NaN labels": ({"y_test": np.array([0, np.nan])}, "y_test is float64 and holds NaN; expected whole numbers"),
     "one-hot labels": ({"y_train": np.eye(6, dtype=int)}, r"y_train has the shape \(6, 6\); expected .*\(n,\)"),
-    "negative labels": ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "y_train runs from -1 to 2; expected whole"),
+    "negative labels": ({"y_train": np.array([0, 1, 2, 0, 1, -2])}, "y_train runs from -2 to 2; expected whole"),
     "huge label": ({"y_test": np.array([0, 2**63], np.uint64)}, "y_test runs from 0 to 9223372036854775808"),
     "one class": ({"y_train": np.zeros(6, int)}, "training labels hold one class only"),
     "lengths": ({"y_train": np.array([0, 1, 2])}, "x_train holds 6 images, but y_train 3 labels"),

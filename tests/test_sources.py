@@ -466,7 +466,10 @@ def test_unknown_name_lists_the_legal_ones_and_the_nearest(function: Callable[[s
     with pytest.raises(DataError) as caught:
         function("fashion_mnist")
     assert "did you mean 'fashion-mnist'?" in str(caught.value)
-    assert "digits, mnist, fashion-mnist, cifar10, the path of an .npz file, or module:function" in str(caught.value)
+    legal = (
+        "digits, mnist, fashion-mnist, cifar10, the path of an .npz file or of a folder of images, or module:function"
+    )
+    assert legal in str(caught.value)
 
 
 def test_available_tells_what_is_fetched(tiny: Any, cache: Path) -> None:

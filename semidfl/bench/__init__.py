@@ -74,9 +74,9 @@ def _other(name: str) -> Any:
 
 
 def _values(words: list[str]) -> dict[str, str]:
-    from semidfl.cli import flags_of
+    from semidfl.commands.words import flags
 
-    return dict(flags_of(words))
+    return dict(flags(words))
 
 
 def _count(values: dict[str, str], name: str, default: int) -> int:

@@ -90,6 +90,8 @@ def _rounds(config: Config, device: Device, asked: Asked) -> dict[str, Any]:
     work = work_of(method, cohort, cohort.synthetic is not None)
     seconds = {name: statistics.median(r["seconds"].get(name, 0.0) for r in ours) for name in _names(ours)}
     typical = seconds.pop("round")
+    if not any("generated_kept" in r for r in ours):
+        seconds.pop("generate")
     result = {
         "clients": len(cohort.ids),
         "rounds_measured": len(ours),

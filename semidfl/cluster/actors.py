@@ -4,6 +4,7 @@
 other in one thread of the actor; `deliver`, `call_off` and `facts` run beside them, in the group "mail".
 """
 
+import json
 import os
 import platform
 import time
@@ -16,13 +17,16 @@ import torch
 from semidfl import __version__
 from semidfl.cluster.partition import Blocks
 from semidfl.cluster.start import Place, need_ray
-from semidfl.cohort import Cohort
+from semidfl.cohort import Cohort, Learner
 from semidfl.config import Config, config_hash
+from semidfl.data.dataset import Dataset
 from semidfl.data.sources import load
 from semidfl.exchange.ray import Key, Mailbox, Parcel, RayExchange
-from semidfl.experiment import Rounds, prepare, save_models, train
+from semidfl.experiment import Rounds, prepare, save_models, shards_of, test, train
 from semidfl.methods.base import Method
 from semidfl.record import parts
+from semidfl.record.card import model_card
+from semidfl.record.clients import CELLS, confusion, sample_grid, write_clients
 from semidfl.record.folder import RunFolder
 
 __all__ = ["MAIL", "Host"]
@@ -71,7 +75,7 @@ class Host:
         started = time.perf_counter()
         self.block, self.blocks = block, len(blocks.members)
         ids = blocks.members[block]
-        self.method, self.cohort = prepare(self.config, load(self.config.data.dataset), ids)
+        self.method, self.cohort = prepare(self.config, self._data(), ids)
         if done:
             self.cohort.restore(parts.load(self.folder / "checkpoints", done, ids, config_hash(self.config)))
         sends, receives = blocks.crossing(self.method.setup.graph, block)
@@ -94,16 +98,48 @@ class Host:
         folder, config = self.folder / "checkpoints", config_hash(self.config)
         parts.save(folder, self.block, self.blocks, done, self.cohort.ids, self.cohort.state(), config)
 
-    def pictures(self, first: int, many: int) -> dict[int, np.ndarray]:
-        """Some generated images of those among the first clients that are here."""
+    def pictures(self, clients: int) -> dict[int, np.ndarray]:
+        """Generated images of those among the first clients that are here."""
         if self.cohort.synthetic is None:
             return {}
         images = self.cohort.synthetic.images
+        first, many = sample_grid(clients, images.shape[1], self.method.setup.space.classes)
         return {i: images[row, :many].cpu().numpy() for row, i in enumerate(self.cohort.ids) if i < first}
 
-    def finish(self) -> None:
-        """Write the trained networks."""
-        save_models(RunFolder(self.folder, -1), self.method, self.cohort)  # the driver holds the lock
+    def introduce(self) -> None:
+        """Write who is there and who holds what, of all clients: without a model that is little."""
+        write_clients(self._kept(), self._data().classes, self.method.setup, self._everyone())
+
+    def finish(self, clients: int) -> list[Any]:
+        """Write the trained networks; how each answers on the test set, unless that is too much of all clients."""
+        save_models(self._kept(), self.method, self.cohort)
+        few = clients * self.method.setup.space.classes**2 <= CELLS
+        return confusion(self.method.setup, self.cohort.classifier.params).tolist() if few else []
+
+    def add(self, total: np.ndarray | None) -> np.ndarray:
+        """The sum of all classifiers here, and of those before."""
+        own: np.ndarray = self.cohort.classifier.params.sum(0, dtype=torch.float64).cpu().numpy()
+        return own if total is None else own + total
+
+    def conclude(self, total: np.ndarray, cells: list[Any] | None, summary: dict[str, Any]) -> None:
+        """Write what readers want besides the figures: answers on the test set, the model card."""
+        setup, everyone = self.method.setup, self._everyone()
+        mean = torch.from_numpy(total / setup.clients).float().to(setup.device)[None]
+        found = {"mean": confusion(setup, mean)[0].tolist()} | ({"clients": cells} if cells else {})
+        self._kept().write_text("confusion.json", json.dumps(found) + "\n")
+        self._kept().write_text("model_card.md", model_card(setup, everyone, summary, float(test(setup, mean))))
+
+    def _kept(self) -> RunFolder:
+        return RunFolder(self.folder, -1)  # the driver holds the lock
+
+    def _data(self) -> Dataset:
+        return load(self.config.data.dataset, self.config.data, self.config.seed)
+
+    def _everyone(self) -> Cohort:
+        """All clients with their data, and no network."""
+        ids = tuple(range(self.method.setup.clients))
+        none = Learner(torch.empty(0), {})
+        return Cohort(ids, self.cohort.draws, shards_of(self.method, self._data(), ids), none)
 
 
 def _poster(epoch: int, block: int, peers: list[Any]) -> Any:

@@ -18,6 +18,8 @@ from semidfl import topology
 from semidfl.cluster.fleet import Fleet, Lost, merged
 from semidfl.cluster.start import check_ray, cluster, place_of
 from semidfl.config import Config, to_toml
+from semidfl.data.own import with_sites
+from semidfl.data.sources import is_folder, load
 from semidfl.errors import CheckpointError, SemiDFLError, Stopped
 from semidfl.exchange.attack import hostile
 from semidfl.experiment import Result, summarise
@@ -25,6 +27,7 @@ from semidfl.methods import find_method
 from semidfl.record import parts
 from semidfl.record.folder import RunFolder
 from semidfl.record.images import save_png
+from semidfl.record.tensorboard import TensorBoard, opened
 from semidfl.stop import Stop
 from semidfl.terminal import Progress
 
@@ -37,6 +40,8 @@ _FAULTS = 3
 def run(config: Config, folder: str | Path = "", overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Runs an experiment on Ray; `folder` defaults to runs/NAME and must be one that all nodes see."""
     check_ray()  # before a folder is made
+    if is_folder(config.data.dataset):  # how many clients there are is for the data to say
+        config = with_sites(config, load(config.data.dataset, config.data, config.seed))
     path = Path(folder or Path("runs") / config.name)
     with RunFolder.create(path, to_toml(config), overwrite) as kept, progress or Progress() as shown:
         return go_on(config, kept, shown)
@@ -52,17 +57,16 @@ def go_on(config: Config, kept: RunFolder, shown: Progress) -> Result:
             fleet.start(config.compute.actors or place.room)
             drive = _Drive(config, kept, shown, fleet)
             drive.take_up(first=True)
+            fleet.ask([fleet.actors[0].introduce.remote()])
             drive.startup = time.perf_counter() - started
             shown.note(f"{fleet.blocks.words()}; up after {drive.startup:.1f} s")
             shown.start(config.rounds, drive.done + 1, list(graph.roles))
-            drive.to_the_end(stop)
-    if drive.done < config.rounds:
+            with opened(config.compute.log, kept.path, drive.done + 1) as sink:
+                drive.sink = sink
+                drive.to_the_end(stop)
+    if drive.summary is None:
         raise Stopped(f"stopped after round {drive.done}; go on with: semidfl resume {kept.path}")
-    liars = hostile(config, graph, find_method(config.method).all_labelled)
-    summary = summarise(config, kept.records(), torch.device("cpu"), liars)
-    summary |= {"device": f"{len(drive.members)} actors on {drive.device}", "faults": drive.faults}
-    kept.write_summary(summary)
-    return Result(kept.path, summary)
+    return Result(kept.path, drive.summary)
 
 
 @contextmanager
@@ -80,18 +84,18 @@ class _Drive:
         self.config, self.kept, self.shown, self.fleet = config, kept, shown, fleet
         self.done = self.faults = self._in_a_row = self._furthest = 0
         self.startup = 0.0
-        self.ended = False
+        self.summary: dict[str, Any] | None = None
+        self.sink: TensorBoard | None = None
 
     def to_the_end(self, stop: Stop) -> None:
         """Round after round; a loss throws it back to the last checkpoint."""
         stopping = False
-        while not self.ended and not stopping:
+        while self.summary is None and not stopping:
             try:
                 if self.done < self.config.rounds:
                     stopping = self._round(stop)
                 if self.done == self.config.rounds:
-                    self.fleet.everyone("finish")
-                    self.ended = True
+                    self.summary = self._end()
             except Lost as lost:
                 self._recover(lost)
 
@@ -99,9 +103,20 @@ class _Drive:
     def members(self) -> tuple[tuple[int, ...], ...]:
         return self.fleet.blocks.members
 
-    @property
-    def device(self) -> str:
-        return self.fleet.device
+    def _end(self) -> dict[str, Any]:
+        """What a run leaves behind when it has ended. The models' mean goes from actor to actor, one at a time."""
+        fleet, config = self.fleet, self.config
+        told = fleet.everyone("finish", fleet.graph.clients)
+        liars = hostile(config, fleet.graph, find_method(config.method).all_labelled)
+        summary = summarise(config, self.kept.records(), torch.device("cpu"), liars)
+        summary |= {"device": f"{len(self.members)} actors on {fleet.device}", "faults": self.faults}
+        total = None
+        for actor in fleet.actors:
+            total = actor.add.remote(total)
+        cells = merged(told, self.members) if all(told) else None
+        fleet.ask([fleet.actors[0].conclude.remote(total, cells, summary)])
+        self.kept.write_summary(summary)
+        return summary
 
     def _round(self, stop: Stop) -> bool:
         """One round, and whether it is the last for now."""
@@ -114,9 +129,11 @@ class _Drive:
         self.done = record["round"]
         if self.done > self._furthest:
             self._furthest, self._in_a_row = self.done, 0
-        self.shown.update(self.done, record)
         stopping = stop.requested  # asked once: what is not kept is not the last
         self._keep(record, stopping)
+        if self.sink is not None:
+            self.sink.write(record)
+        self.shown.update(self.done, record)
         return stopping
 
     def _figures(self, sent: list[dict[str, int]]) -> dict[str, Any]:
@@ -143,9 +160,9 @@ class _Drive:
             self.fleet.everyone("save", self.done)
             parts.forget_others(self.kept.checkpoints, len(self.members))
 
-    def _pictures(self, first: int = 10, across: int = 10) -> None:
+    def _pictures(self) -> None:
         found: dict[int, np.ndarray] = {}
-        for some in self.fleet.everyone("pictures", first, 2 * across):
+        for some in self.fleet.everyone("pictures", self.fleet.graph.clients):
             found |= some
         images = np.stack([found[i] for i in sorted(found)])
         path = self.kept.samples / f"round-{self.done:06d}.png"
@@ -176,7 +193,7 @@ class _Drive:
                 self.fleet.settle(done)
                 break
             except CheckpointError as error:
-                if "another config" in str(error):
+                if not parts.damaged(error):
                     raise
                 self.shown.note(f"{error}; trying the checkpoint before it")
         else:

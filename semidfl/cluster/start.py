@@ -35,6 +35,7 @@ def need_ray(address: str = "") -> Any:
     check_ray()
     if "ray" not in sys.modules:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of rounds that were called off: nobody asks
         if not address:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

@@ -36,7 +36,7 @@ class Dataset:
     train_images: Images
     """(n, channels, height, width)"""
     train_labels: Labels
-    """(n,), from 0"""
+    """(n,), from 0; -1 where nobody knows"""
     test_images: Images
     """(m, channels, height, width)"""
     test_labels: Labels
@@ -47,13 +47,17 @@ class Dataset:
     """of each channel, with pixels in [0, 1]"""
     std: tuple[float, ...]
     """of each channel, with pixels in [0, 1]"""
+    sites: tuple[str, ...] = ()
+    """where the data comes as one folder a client: their names, in the order of the clients"""
+    owners: Labels | None = None
+    """(n,), with sites: the client of each training sample"""
 
     def __post_init__(self) -> None:
         self._check_split("train", self.train_images, self.train_labels)
         self._check_split("test", self.test_images, self.test_labels)
         if self.test_images.shape[1:] != self.shape:
             self._refuse(f"test images are {_by(self.test_images.shape[1:])}, training images {_by(self.shape)}")
-        if len(np.unique(self.train_labels)) < 2:
+        if len(np.unique(self.train_labels[self.train_labels >= 0])) < 2:
             self._refuse("the training labels hold one class only, and a classifier needs at least two")
         if not len(self.mean) == len(self.std) == self.channels or min(self.std) <= 0:
             self._refuse(f"mean and std need one number for each of {self.channels} channels, std above 0")
@@ -63,6 +67,14 @@ class Dataset:
         """Channels, height and width of an image."""
         channels, height, width = self.train_images.shape[1:]
         return channels, height, width
+
+    @property
+    def roles(self) -> str:
+        """With sites, a letter a client, by what it holds: L only labels, U none, M both."""
+        if self.owners is None:
+            return ""
+        known = [self.train_labels[self.owners == site] >= 0 for site in range(len(self.sites))]
+        return "".join("L" if has.all() else "M" if has.any() else "U" for has in known)
 
     @property
     def channels(self) -> int:
@@ -83,7 +95,7 @@ class Dataset:
             )
         if labels.dtype != np.int64 or labels.shape != images.shape[:1]:
             self._refuse(f"{split} labels are {labels.dtype} {labels.shape}, expected int64 ({len(images)},)")
-        if labels.min() < 0 or labels.max() >= len(self.classes):
+        if labels.min() < (-1 if split == "train" else 0) or labels.max() >= len(self.classes):
             self._refuse(
                 f"{split} labels run from {labels.min()} to {labels.max()}, expected 0 to {len(self.classes) - 1}"
             )
@@ -93,7 +105,7 @@ class Dataset:
 
 
 def load_npz(path: Path) -> Dataset:
-    """A user's own data: x_train, y_train, x_test, y_test and, if wanted, the names in `classes`."""
+    """A user's own data: x_train, y_train (-1: no label), x_test, y_test and, if wanted, the names in `classes`."""
     arrays = _read_arrays(path)
     train, test = (_images(path, name, arrays[name]) for name in ("x_train", "x_test"))
     train_labels, test_labels = (_labels(path, name, arrays[name]) for name in ("y_train", "y_test"))
@@ -137,13 +149,14 @@ def _images(path: Path, name: str, array: npt.NDArray[np.generic]) -> Images:
 
 
 def _labels(path: Path, name: str, array: npt.NDArray[np.generic]) -> Labels:
-    expected = "expected whole numbers from 0, of shape (n,)"
+    least = -1 if name == "y_train" else 0
+    expected = f"expected whole numbers from 0{' (-1: no label)' if least else ''}, of shape (n,)"
     if not np.issubdtype(array.dtype, np.integer):
         raise DataError(f"{path}: {name} is {array.dtype}{_nan(array)}; {expected}")
     if array.ndim != 1 or not len(array):
         raise DataError(f"{path}: {name} has the shape {array.shape}; {expected}, at least one")
     low, high = int(array.min()), int(array.max())
-    if low < 0 or high >= _MOST_CLASSES:
+    if low < least or high >= _MOST_CLASSES:
         raise DataError(f"{path}: {name} runs from {low} to {high}; {expected} and below {_MOST_CLASSES}")
     return array.astype(np.int64)
 

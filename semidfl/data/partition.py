@@ -15,12 +15,13 @@ import numpy.typing as npt
 
 from semidfl.errors import DataError
 
-__all__ = ["Split", "class_counts", "partition"]
+__all__ = ["Split", "by_owner", "class_counts", "partition"]
 
 Indices = npt.NDArray[np.int64]
 
 _PURPOSE = 0x73706C69  # "spli": keeps these draws apart from all others of the same seed
 _TRIES = 300  # of the paper's settings alpha = 0.01 on MNIST is hardest: one draw in 40 will do
+_EVEN = 1e6  # an alpha so large that all get the same
 _FULL = 1.1  # of the fair share: who has more gets nothing of the classes still to come
 
 
@@ -36,13 +37,17 @@ def partition(labels: npt.NDArray[np.integer], roles: str, ratio: float, alpha: 
     """Split the training set over clients of these roles, `ratio` percent of it labelled.
 
     With fewer labels than clients that need one, labels are drawn with replacement. Where all clients
-    are L, what is not labelled stays unused.
+    are L, what is not labelled stays unused. Where some samples have no label (-1), all others are labelled,
+    whatever the ratio, and those without are dealt out evenly: their classes are not known.
     """
     _check(labels, roles, ratio, alpha)
     random = _random(seed)
     order = random.permutation(len(labels)).astype(np.int64)
-    count = max(1, round(ratio * len(labels) / 100))
-    labelled, unlabelled = order[:count], order[count:]
+    if complete := labels.min() >= 0:
+        count = max(1, round(ratio * len(labels) / 100))
+        labelled, unlabelled = order[:count], order[count:]
+    else:
+        labelled, unlabelled = order[labels[order] >= 0], order[labels[order] < 0]
     with_labels, without = _clients(roles, "LM"), _clients(roles, "MU")
     labelled = _enough(labelled, len(with_labels), random)
     if len(unlabelled) < len(without):
@@ -50,13 +55,19 @@ def partition(labels: npt.NDArray[np.integer], roles: str, ratio: float, alpha: 
         warnings.warn(text, stacklevel=2)
     return Split(
         _spread(labelled, labels, with_labels, len(roles), alpha, random),
-        _spread(unlabelled, labels, without, len(roles), alpha, random),
+        _spread(unlabelled, labels, without, len(roles), alpha if complete else _EVEN, random),
     )
 
 
+def by_owner(labels: npt.NDArray[np.integer], owners: npt.NDArray[np.integer], clients: int) -> Split:
+    """The split of data that already lies with its clients: labelled is what has a label."""
+    own = [np.flatnonzero(owners == client).astype(np.int64) for client in range(clients)]
+    return Split(tuple(i[labels[i] >= 0] for i in own), tuple(i[labels[i] < 0] for i in own))
+
+
 def class_counts(indices: Sequence[Indices], labels: npt.NDArray[np.integer], classes: int) -> npt.NDArray[np.int64]:
-    """How many samples of each class every client has, (N, K)."""
-    rows = [np.bincount(labels[i], minlength=classes) for i in indices]
+    """How many samples of each class every client has, (N, K); those of unknown class are left out."""
+    rows = [np.bincount(labels[i][labels[i] >= 0], minlength=classes) for i in indices]
     return np.array(rows, dtype=np.int64).reshape(len(indices), classes)
 
 
@@ -65,8 +76,8 @@ def _check(labels: npt.NDArray[np.integer], roles: str, ratio: float, alpha: flo
         raise DataError(f"labels must be whole numbers, one a sample, not {labels.dtype} of shape {labels.shape}")
     if not len(labels):
         raise DataError("the training set is empty: there is nothing to split")
-    if labels.min() < 0:
-        raise DataError(f"labels hold {labels.min()}: classes are counted from 0")
+    if labels.min() < -1 or labels.max() < 0:
+        raise DataError(f"labels hold {labels.min()}: classes are counted from 0, -1 means that there is no label")
     if not 0 < ratio <= 100:
         raise DataError(f"data.ratio = {ratio} is not legal: it must be a percentage above 0 and at most 100")
     if not 1e-9 <= alpha < np.inf:

@@ -30,10 +30,11 @@ class Space:
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    names: tuple[str, ...] = ()  # of the classes
 
     @classmethod
     def of(cls, data: Dataset) -> "Space":
-        return cls(data.channels, data.height, data.width, len(data.classes), data.mean, data.std)
+        return cls(data.channels, data.height, data.width, len(data.classes), data.mean, data.std, data.classes)
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""The catalogue of data sets, and the one door to them: `load` takes a name or the path of an `.npz`.
+"""The catalogue of data sets, and the one door to them: `load` takes a name or the path of an `.npz` or a folder.
 
 `digits` lies inside scikit-learn. The others are fetched once, verified against the hashes below at
 every load, and kept as published: `$SEMIDFL_DATA/NAME/`, else the user's cache folder.
@@ -11,13 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
+from semidfl.config import DataConfig
 from semidfl.data.dataset import Dataset, Images, Labels, load_npz
 from semidfl.data.fetch import Origin, RawFile, fetch
 from semidfl.data.formats import optional, parse_batch, parse_idx
+from semidfl.data.own import load_folder
 from semidfl.errors import DataError, nearest
 from semidfl.plugins import find_plugin
 
-__all__ = ["Available", "Report", "available", "cache_folder", "check", "get", "load", "outline"]
+__all__ = ["Available", "Report", "available", "cache_folder", "check", "get", "is_folder", "load", "outline"]
 
 NOT_FETCHED = "not fetched"
 
@@ -71,10 +73,15 @@ class Report:
     """bytes of all arrays"""
 
 
-def load(name_or_path: str) -> Dataset:
-    """The data set of this name, fetched if need be, or the one in this `.npz`."""
+def load(name_or_path: str, settings: DataConfig | None = None, seed: int = 0) -> Dataset:
+    """The data set of this name, fetched if need be, or the one in this `.npz` or folder.
+
+    `settings` and `seed` say how a folder is read: size, channels, classes, which part is for testing.
+    """
     if name_or_path.lower().endswith(".npz"):
         return load_npz(Path(name_or_path).expanduser())
+    if is_folder(name_or_path):
+        return load_folder(Path(name_or_path).expanduser(), settings or DataConfig(), seed, cache_folder())
     if name_or_path not in CATALOGUE and (make := find_plugin("datasets", "data.dataset", name_or_path)) is not None:
         return _made(name_or_path, make)
     item = _item(name_or_path)
@@ -82,10 +89,17 @@ def load(name_or_path: str) -> Dataset:
     return Dataset(name_or_path, *arrays, classes=item.classes, mean=item.mean, std=item.std)
 
 
-def outline(name_or_path: str) -> Dataset:
-    """A data set's shape and size without its content, which need not be fetched; an `.npz` is read."""
+def is_folder(name: str) -> bool:
+    """Whether a name means a folder of images: one that exists, or what is spelt like a path."""
+    if name in CATALOGUE or name.lower().endswith(".npz"):
+        return False
+    return Path(name).expanduser().is_dir() or (":" not in name and bool(set("/\\~") & set(name)))
+
+
+def outline(name_or_path: str, settings: DataConfig | None = None, seed: int = 0) -> Dataset:
+    """A data set's shape and size without its content, which need not be fetched; an own one is read."""
     if name_or_path not in CATALOGUE:
-        return load(name_or_path)
+        return load(name_or_path, settings, seed)
     item = _item(name_or_path)
     # Zeros that nobody touches take no memory.
     images = [np.zeros((n, *item.shape), dtype=np.uint8) for n in (item.train, item.test)]
@@ -141,7 +155,7 @@ def _made(name: str, make: Callable[[], Dataset]) -> Dataset:
 
 def _item(name: str) -> Item:
     if name not in CATALOGUE:
-        legal = f"{', '.join(CATALOGUE)}, the path of an .npz file, or module:function"
+        legal = f"{', '.join(CATALOGUE)}, the path of an .npz file or of a folder of images, or module:function"
         raise DataError(f"there is no data set {name!r}{nearest(name, CATALOGUE)}; legal: {legal}")
     return CATALOGUE[name]
 

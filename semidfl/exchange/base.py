@@ -24,6 +24,7 @@ class Shared:
 
     ids: tuple[int, ...]  # M client ids, ascending
     tensors: dict[str, Tensor]  # (M, …)
+    trust: Tensor | None = None  # (M,) factors of the mixing weights, below 1 for what is out of date; None: all 1
 
 
 class Exchange(Protocol):
@@ -52,6 +53,13 @@ class Neighbourhood:
         """Every client with itself only."""
         index = torch.arange(clients, device=device)[:, None]
         return cls(index, torch.ones_like(index, dtype=torch.bool))
+
+    def trusted(self, weights: Tensor, trust: Tensor | None) -> Tensor:
+        """Weights (C, G) times the trust (M,) in each neighbour, again with rows that sum to 1."""
+        if trust is None:
+            return weights
+        scaled = weights * trust.to(weights)[self.index]
+        return scaled / scaled.sum(1, keepdim=True)
 
     @property
     def count(self) -> Tensor:

@@ -20,7 +20,7 @@ Feedback is for what is mixed. Classifiers sent to label a neighbour's samples a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -111,7 +111,7 @@ class Compressed:
             parts = self._encode(topic, name, x) if name in self.codecs else {"": x}
             sent |= {name + part: y for part, y in parts.items()}
         seen = self.inner.share(t, topic, sent)
-        return Shared(seen.ids, {name: self._decode(name, seen.tensors) for name in tensors})
+        return replace(seen, tensors={name: self._decode(name, seen.tensors) for name in tensors})
 
     def _encode(self, topic: str, name: str, x: Tensor) -> dict[str, Tensor]:
         codec, memory, kept = self.codecs[name], self.cohort.memory, f"unsent.{name}"

@@ -91,7 +91,8 @@ def compose(
         place = draws.below(t, f"{purpose} labelled", shards.labelled.count, steps, size)
         index = _gather(shards.labelled.table, place)
         images = augment(shards.images, index, draws, t, f"{purpose} labelled")
-        parts.append((LABELLED, images, F.one_hot(shards.labels[index], classes).float(), shards.labelled.count > 0))
+        known = shards.labels[index].clamp(min=0)  # a client without labels draws any sample, which does not count
+        parts.append((LABELLED, images, F.one_hot(known, classes).float(), shards.labelled.count > 0))
     if pseudo is not None and any(shards.unlabelled.held):
         place = draw_kept(pseudo.kept, draws, t, f"{purpose} pseudo", steps, size)
         index = _gather(shards.unlabelled.table, place)

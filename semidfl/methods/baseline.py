@@ -49,10 +49,16 @@ class Baseline(Method):
         return p
 
 
-def report(log: "RoundLog", cohort: Cohort, label: Tensor, kept: Tensor, thresholds: Tensor | None = None) -> None:
-    """How many samples (C, n) have got a pseudo-label, and how many a right one."""
-    right = kept & (label == cohort.shards.labels[cohort.shards.unlabelled.table])
+def report(
+    log: "RoundLog", cohort: Cohort, classes: int, label: Tensor, kept: Tensor, thresholds: Tensor | None = None
+) -> None:
+    """How many samples (C, n) have got a pseudo-label, and how many a right one, as far as the truth is known."""
+    truth = cohort.shards.labels[cohort.shards.unlabelled.table]
+    right, wrong = kept & (label == truth), kept & (label != truth) & (truth >= 0)
     log["pseudo_labels"] = kept.sum(1)
-    log["pseudo_precision"] = right.sum(1) / kept.sum(1)
+    log["pseudo_precision"] = right.sum(1) / (right | wrong).sum(1)
+    for name, some in (("given", kept), ("right", right), ("wrong", wrong)):  # (C, K): by class
+        counts = torch.zeros(len(label), classes, dtype=torch.int64, device=label.device)
+        log[f"pseudo_{name}"] = counts.scatter_add_(1, label, some.long())
     if thresholds is not None:
         log["thresholds"] = thresholds

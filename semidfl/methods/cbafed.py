@@ -51,7 +51,7 @@ class CBAFed(Baseline):
         label, kept = choose(self.guess(t, cohort), thresholds, rare)
         kept &= valid
         cohort.memory["pseudo_counts"] = class_counts(label, kept, classes)
-        report(log, cohort, label, kept, thresholds)
+        report(log, cohort, classes, label, kept, thresholds)
         return PseudoLabels(F.one_hot(label, classes).float(), kept)
 
     def _counts(self, t: int, cohort: Cohort, exchange: "Exchange") -> Tensor:

@@ -45,7 +45,7 @@ class FlexMatch(Baseline):
         thresholds = class_thresholds(counts, counts, alone, config.threshold, warmup=True)
         confidence, best = p.max(2)
         kept = valid & (confidence > thresholds.gather(1, best))
-        report(log, cohort, best, kept, thresholds)
+        report(log, cohort, p.shape[2], best, kept, thresholds)
         return PseudoLabels(p, kept)
 
     def _own(self, t: int, cohort: Cohort, log: "RoundLog") -> PseudoLabels:
@@ -60,7 +60,7 @@ class FlexMatch(Baseline):
         self._remember(cohort, learnt)
         thresholds = convex_thresholds(learnt_counts(learnt, valid, classes), tau)
         kept = valid & (confidence > thresholds.gather(1, best))
-        report(log, cohort, best, kept, thresholds)
+        report(log, cohort, classes, best, kept, thresholds)
         # All are drawn; those under their threshold carry a target of zeros, and so no loss (Eq. 8).
         return PseudoLabels(F.one_hot(best, classes) * kept[:, :, None].float(), valid)
 

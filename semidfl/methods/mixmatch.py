@@ -37,7 +37,7 @@ class MixMatch(Baseline):
             return None
         p = self.guess(t, cohort, config.views, config.sharpen)
         valid = cohort.shards.unlabelled.valid()
-        report(log, cohort, p.argmax(2), valid)
+        report(log, cohort, p.shape[2], p.argmax(2), valid)
         if not self.tuned:
             return PseudoLabels(p, valid)
         weight = unlabelled_weight(t, self.setup.config.rounds, self.setup.space.classes)

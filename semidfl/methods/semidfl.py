@@ -17,6 +17,7 @@ from semidfl.learn.classifier import accuracy, probabilities
 from semidfl.learn.descend import Outcome
 from semidfl.learn.pseudo_label import Labeller, class_thresholds, qualified_counts, sharpen, teachers
 from semidfl.methods.base import Method, learning_rows, update_rows
+from semidfl.methods.baseline import report
 
 if TYPE_CHECKING:
     from semidfl.exchange.base import Exchange
@@ -59,10 +60,7 @@ class SemiDFL(Method):
             thresholds = torch.full_like(thresholds, config.threshold)
         confidence, best = p.max(2)
         kept = valid & (confidence > thresholds.gather(1, best))
-        right = (best == cohort.shards.labels[cohort.shards.unlabelled.table]) & kept
-        log["pseudo_labels"] = kept.sum(1)
-        log["pseudo_precision"] = right.sum(1) / kept.sum(1)
-        log["thresholds"] = thresholds
+        report(log, cohort, p.shape[2], best, kept, thresholds)
         targets = F.one_hot(best, p.shape[2]).float() if config.labels == "hard" else p
         trust = kept.sum(1) / valid.sum(1).clamp(min=1) if config.masked else None
         return PseudoLabels(targets, kept, trust)
@@ -110,7 +108,8 @@ class SemiDFL(Method):
         setup, held = self.setup, cohort.shards
         keep = {name.removeprefix("shares."): x for name, x in cohort.memory.items() if name.startswith("shares.")}
         if not keep:
-            labels = F.one_hot(held.labels[held.labelled.table], setup.space.classes) * held.labelled.valid()[..., None]
+            known = held.labels[held.labelled.table].clamp(min=0)  # cells without a sample may say -1
+            labels = F.one_hot(known, setup.space.classes) * held.labelled.valid()[..., None]
             keep = vars(Shares.start(labels.sum(1).float()))
         size = setup.chunk(setup.classifier, len(cohort.ids))
         now: Tensor = each(lambda q, s: mean_prediction(trimmed(q, s), s.unlabelled.valid()), size, p, held)

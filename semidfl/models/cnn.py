@@ -30,6 +30,11 @@ class CNN(nn.Module):
 
             x = convolve_and_pool(images, self.conv1.weight, cast(Tensor, self.conv1.bias))
             return convolve_and_pool(x, self.conv2.weight, cast(Tensor, self.conv2.bias)).flatten(2)
+        if images.device.type == "cpu" and not torch.compiler.is_compiling():
+            from semidfl.models import planes
+
+            x = planes.convolve_and_pool(images, self.conv1.weight, cast(Tensor, self.conv1.bias))
+            return planes.convolve_and_pool(x, self.conv2.weight, cast(Tensor, self.conv2.bias)).flatten(2)
         x = F.max_pool2d(F.relu(self.conv1(fold(images))), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         return unfold(x, images.shape[0]).flatten(2)

@@ -62,7 +62,10 @@ def load_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             meta = dict(file.metadata() or {})
     except FileNotFoundError:
-        raise CheckpointError(f"there is no file {path}") from None
+        # safetensors says so of a file that may not be read, too.
+        raise CheckpointError(
+            f"no permission to read {path}" if path.exists() else f"there is no file {path}"
+        ) from None
     # What a damaged header makes of names and sizes is not foreseeable, nor are the errors.
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error

@@ -1,11 +1,16 @@
 """The folder of a run: plain files, one writer at a time, nothing half-written that a resume cannot mend.
 
     runs/NAME/config.toml     the settings, complete
+              clients.json    who is there and holds what (record/clients.py)
               metrics.jsonl   one line of JSON a round
               summary.json    the result, once the run has ended
+              confusion.json  what the trained models take for what
+              model_card.md   the result in words: data, recipe, accuracy, limits
+              report.html     all of it to look at
               checkpoints/    the last two states, to resume from
               models/         the trained networks
               samples/        pictures of the generator's work
+              tensorboard/    with --log tensorboard
 
 Whoever opens the folder holds a lock on it until it is closed or the process dies.
 """
@@ -27,8 +32,18 @@ from semidfl.record.atomic import explain, replacing, sync
 __all__ = ["RunFolder", "read_records"]
 
 _FOLDERS = ("checkpoints", "models", "samples")
+# Made from the models by other commands, and as old as they.
+_DERIVED = ("exports", "generated")
 # In the order in which an overwrite removes them: config.toml, which makes the folder a run, last.
-_FILES = ("report.html", "summary.json", "metrics.jsonl", "config.toml")
+_FILES = (
+    "report.html",
+    "model_card.md",
+    "confusion.json",
+    "clients.json",
+    "summary.json",
+    "metrics.jsonl",
+    "config.toml",
+)
 
 
 class RunFolder:
@@ -89,7 +104,7 @@ class RunFolder:
 
     def _remove_run(self) -> None:
         # Only what a run writes: the folder may hold a user's own notes.
-        for name in _FOLDERS:
+        for name in (*_FOLDERS, *_DERIVED, "tensorboard"):
             if (self.path / name).is_dir():
                 shutil.rmtree(self.path / name)
         for name in _FILES:

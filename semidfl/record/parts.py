@@ -18,15 +18,16 @@ from torch import Tensor
 
 from semidfl.errors import CheckpointError
 from semidfl.record import checkpoint
+from semidfl.record.version import refuse_other_version, stamp
 
-__all__ = ["forget_others", "load", "load_latest", "rounds", "save"]
+__all__ = ["damaged", "forget_others", "load", "load_latest", "rounds", "save"]
 
 
 def save(
     folder: Path, part: int, parts: int, round: int, ids: Sequence[int], tensors: Mapping[str, Tensor], config: str
 ) -> None:
     """Write the state of the clients `ids` after `round`, as one of several parts (from 0)."""
-    meta = {"config": config, "clients": " ".join(map(str, ids))}
+    meta = {"config": config, "clients": " ".join(map(str, ids))} | stamp()
     checkpoint.save(folder / f"{part + 1}-of-{parts}", round, tensors, meta)
 
 
@@ -43,8 +44,10 @@ def load(folder: Path, round: int, ids: Sequence[int], config: str) -> dict[str,
     found: dict[str, dict[int, Tensor]] = {}
     for file in files:
         tensors, meta = checkpoint.load_model(file)
+        anew = f"go on with that version, or start anew: semidfl run {folder.parent}/config.toml --overwrite"
+        refuse_other_version(folder, meta, anew)
         if meta.get("config") != config:
-            raise CheckpointError(f"{file} is a checkpoint of another config than config.toml")
+            raise CheckpointError(f"{folder} holds a checkpoint of another config than config.toml")
         rows = _rows(tensors, meta)
         if list(rows) == list(ids):  # written by an actor with the same block: nothing to pick
             return tensors
@@ -62,11 +65,16 @@ def load_latest(folder: Path, ids: Sequence[int], config: str) -> tuple[int, dic
         try:
             return round, load(folder, round, ids, config)
         except CheckpointError as error:
-            if "another config" in str(error):
+            if not damaged(error):
                 raise
             warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=2)
     what = "no readable checkpoint" if there else "no checkpoint"
     raise CheckpointError(f"{folder} holds {what}: the run has to start anew (--overwrite)")
+
+
+def damaged(error: CheckpointError) -> bool:
+    """Whether an older checkpoint may do where this error came from: not with another config or version."""
+    return "is damaged" in str(error) or "lacks some clients" in str(error) or "there is no file" in str(error)
 
 
 def forget_others(folder: Path, parts: int) -> None:

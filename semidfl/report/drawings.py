@@ -1,6 +1,6 @@
 """Pictures that need no run: the graphs with the clients' roles, and which client holds how much of which class."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import networkx as nx
@@ -26,6 +26,8 @@ ROLES = {"L": "#0072B2", "M": "#E69F00", "U": "#BBBBBB"}
 """Okabe and Ito's blue and orange, and grey: told apart by colour-blind readers and in print"""
 MEANINGS = {"L": "L: labels", "M": "M: some labels", "U": "U: no label"}
 _TITLES = {"fig1": "Figure 1", "topology1": "Topology 1", "topology2": "Topology 2", "topology3": "Topology 3"}
+_NUMBERED = 24
+"""clients that have room for their number"""
 _LARGEST = 150.0
 """area of the largest bubble, in points squared: two of them side by side do not touch"""
 
@@ -41,20 +43,26 @@ def topologies_figure() -> "Figure":
     return figure
 
 
-def draw_graph(ax: "Axes", graph: topology.Topology) -> None:
-    """A graph with its clients in the colours of their roles; the roles are labelled for a legend."""
+def draw_graph(ax: "Axes", graph: topology.Topology, widths: Mapping[tuple[int, int], float] | None = None) -> None:
+    """A graph with its clients in the colours of their roles; the roles are labelled for a legend.
+
+    `widths`: of the edges (i, j), i < j, in points
+    """
     net = nx.Graph(graph.edges())
     net.add_nodes_from(range(graph.clients))
-    place = _layout(net)
+    place, few = _layout(net), graph.clients <= _NUMBERED
     ax.add_collection(
         need("matplotlib.collections").LineCollection(
-            [(place[i], place[j]) for i, j in net.edges], colors="#888888", linewidths=1.2, zorder=1
+            [(place[i], place[j]) for i, j in net.edges],
+            colors="#888888",
+            linewidths=[(widths or {}).get((min(edge), max(edge)), 1.2) for edge in net.edges],
+            zorder=1,
         )
     )
     for role, colour in ROLES.items():
         points = np.array([place[i] for i in net if graph.roles[i] == role]).reshape(-1, 2)
-        ax.scatter(points[:, 0], points[:, 1], s=330, color=colour, zorder=2, label=MEANINGS[role])
-    for i, (x, y) in place.items():
+        ax.scatter(points[:, 0], points[:, 1], s=330 if few else 30, color=colour, zorder=2, label=MEANINGS[role])
+    for i, (x, y) in place.items() if few else ():
         ink = "white" if graph.roles[i] == "L" else "black"
         ax.text(x, y, str(i), ha="center", va="center", fontsize=10, color=ink, zorder=3)
     _square(ax, np.array(list(place.values())))

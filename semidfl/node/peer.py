@@ -1,0 +1,296 @@
+"""A peer's life: join, train, checkpoint each round, catch up, serve to the end, leave with a model.
+
+The rounds are those of the simulator, with an exchange that goes over the network and a cohort of this peer's own
+clients.
+"""
+
+import logging
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semidfl.cohort import Cohort, Learner
+from semidfl.config import config_hash, override, to_toml
+from semidfl.data.sources import load
+from semidfl.errors import CheckpointError, ConfigError, FederationError, Stopped
+from semidfl.exchange.grpc import GrpcExchange, Meeting
+from semidfl.exchange.refuse import Tally
+from semidfl.experiment import Rounds, _checkpoint, _save_samples, gather, prepare, save_models, train
+from semidfl.methods import Method, find_method
+from semidfl.node.audit import Audit, sum_up
+from semidfl.node.deny import DenyList
+from semidfl.node.federation import Federation
+from semidfl.node.identity import DENIED, Identity
+from semidfl.node.site import load_site
+from semidfl.record import checkpoint
+from semidfl.record.clients import write_clients
+from semidfl.record.folder import RunFolder
+from semidfl.setup import Setup
+from semidfl.stop import Stop
+
+__all__ = ["Peer", "Place", "run_peer"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a peer finds its things."""
+
+    folder: Path
+    """its run folder"""
+    identity: Path | None
+    """folder with its key and certificates; None: insecure"""
+    data: Path | None = None
+    """its own data"""
+    compute: Mapping[str, str] = field(default_factory=dict)
+    """settings of compute.*, which each peer chooses by itself"""
+    overwrite: bool = False
+
+
+def run_peer(
+    federation: Federation,
+    name: str,
+    place: Place,
+    log: logging.Logger,
+    on_tally: Callable[[Tally], None] = lambda tally: None,
+) -> dict[str, Any]:
+    """Takes part in a federation from start or checkpoint to the end; returns the summary."""
+    federation.member(name)
+    identity = None if place.identity is None else Identity.load(place.identity, name)
+    method, cohort = _prepare(federation, name, place)
+    with _folder(federation, name, place) as kept:
+        done = _resume(kept, cohort, config_hash(method.setup.config))
+        write_clients(kept, federation.images.classes, method.setup, cohort)
+        audit = Audit(kept.path)
+        denied = DenyList((place.identity or place.folder) / DENIED, log)
+        try:
+            with GrpcExchange(federation.plan(name), identity, audit, log, denied.holds) as exchange:
+                on_tally(exchange.tally)
+                log.info("round %d of %d, listening on port %d", done + 1, federation.config.rounds, exchange.port)
+                return Peer(federation, name, method, cohort, exchange, kept, audit, log).live(done)
+        finally:
+            audit.flush(federation.config.rounds)
+            audit.close()
+
+
+class Peer:
+    def __init__(
+        self,
+        federation: Federation,
+        name: str,
+        method: Method,
+        cohort: Cohort,
+        exchange: GrpcExchange,
+        kept: RunFolder,
+        audit: Audit,
+        log: logging.Logger,
+    ) -> None:
+        self.federation, self.name, self.method, self.cohort = federation, name, method, cohort
+        self.exchange, self.kept, self.audit, self.log = exchange, kept, audit, log
+        self.config = method.setup.config
+        self._lonely = 0.0  # since when there are fewer neighbours than the quorum; 0: there are enough
+
+    def live(self, done: int) -> dict[str, Any]:
+        """From the round after `done` to the last, and the goodbye."""
+        self.exchange.enter(done + 1)
+        missing = self.exchange.hello(self.federation.faults.quorum)
+        for who, why in missing.items():
+            self.log.warning("goes on without %s: %s", who, why)
+        rounds = train(self.config, self.method, self.cohort, self.exchange, done + 1)
+        self._catch_up(rounds, restarted=True)
+        done = rounds.t - 1
+        self._offer(done)
+        with Stop() as stop:
+            for record in rounds:
+                done = record["round"]
+                self._record(record)
+                if done < self.config.rounds:
+                    if stop.requested:
+                        raise Stopped(f"stopped after round {done}; go on with the same command")
+                    self._check_quorum(done)
+                    self._catch_up(rounds, restarted=False)
+        save_models(self.kept, self.method, self.cohort)
+        summary = self._summary()
+        self.kept.write_summary(summary)
+        self.log.info("done: %s", _score_text(summary))
+        if unserved := self.exchange.finish():
+            self.log.warning("leaves although %s never said that they have all they need", ", ".join(sorted(unserved)))
+        return summary
+
+    def _record(self, record: dict[str, Any]) -> None:
+        """A round is over: keep it, offer its models to whoever has to catch up, say how it went."""
+        done, meeting = record["round"], self.exchange.report()
+        record |= {
+            "missing": meeting.missing,
+            "absent": sorted(i for name in meeting.missing for i in self.federation.clients_of(name)),
+            "stale": meeting.stale,
+            "refused": self.exchange.tally.snapshot(),
+            "bytes_received": meeting.received,
+            "present": len(meeting.present),
+        }
+        self._lonely = self._lonely_since(meeting)
+        self._offer(done)
+        self.kept.append(record)
+        if "generated_kept" in record:
+            _save_samples(self.kept, done, self.cohort, self.method.setup.space.classes)
+        _checkpoint(self.config, self.kept, done, self.cohort)
+        self.audit.flush(done)
+        self.log.info("%s", _round_text(record, self.config.rounds))
+
+    def _offer(self, done: int) -> None:
+        self.exchange.publish(done, "state", _state(self.cohort))
+
+    def _lonely_since(self, meeting: Meeting) -> float:
+        enough = len(meeting.present) >= min(self.federation.faults.quorum, len(self.exchange.plan.neighbours))
+        return 0.0 if enough else self._lonely or time.monotonic()
+
+    def _check_quorum(self, done: int) -> None:
+        limit = self.federation.deadlines.alone
+        if self._lonely and time.monotonic() - self._lonely > limit:
+            raise FederationError(
+                f"stopped after round {done}: fewer than {self.federation.faults.quorum} neighbours for {limit:g} s; "
+                "go on with the same command when they are back"
+            )
+
+    def _catch_up(self, rounds: Rounds, restarted: bool) -> None:
+        """Where neighbours are far ahead: take their models and their round, and go on from there.
+
+        A peer that was away takes the mean of its neighbours' models; one that trained on, as half of a network that
+        was cut, puts its own among them.
+        """
+        faults = self.federation.faults
+        seen = sorted(self.exchange.at.values(), reverse=True)
+        if len(seen) < faults.witnesses:
+            return
+        target = min(seen[faults.witnesses - 1], self.config.rounds)
+        if target <= rounds.t + faults.staleness:
+            return
+        answers = self.exchange.collect("state", _state(self.cohort), target - faults.staleness - 1)
+        found = [answer.tensors for answer in answers.values() if answer.tensors is not None]
+        if not found:
+            self.log.warning("is %d rounds behind, but no neighbour gives its models", target - rounds.t)
+            return
+        _adopt(self.cohort, found, keep_own=not restarted)
+        who = ", ".join(sorted(answers))
+        self.log.info("catches up from round %d to %d with the models of %s", rounds.t, target, who)
+        rounds.t = target
+
+    def _summary(self) -> dict[str, Any]:
+        records = self.kept.records()
+        tests = [r["accuracy"] for r in records if "accuracy" in r][-self.config.evaluation.last :]
+        self.audit.flush(self.config.rounds)
+        judged = [r["generated_accuracy"] for r in records if "generated_accuracy" in r]
+        return {
+            "name": self.name,
+            "federation": self.federation.name,
+            "method": self.config.method,
+            "config": config_hash(self.config),
+            "agreement": self.federation.agreement,
+            "clients": list(self.cohort.ids),
+            "held_out_accuracy": torch.tensor(tests).mean(0).tolist() if tests else None,
+            "generated_accuracy": judged[-1] if judged else None,
+            "rounds": len(records),
+            "seconds": sum(r["seconds"]["round"] for r in records),
+            "bytes_sent": sum(sum_up(self.kept.path).sizes.values()),
+            "bytes_received": sum(r["bytes_received"] for r in records),
+            "rounds_with_missing": sum(bool(r["missing"]) for r in records),
+            "refused": self.exchange.tally.snapshot(),
+            "device": str(self.method.setup.device),
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+        }
+
+
+# --- before the first round -------------------------------------------------------------------------------------------
+
+
+def _prepare(federation: Federation, name: str, place: Place) -> tuple[Method, Cohort]:
+    """The method and this peer's cohort, from its part of the shared data set or from its own data."""
+    if bad := [path for path in place.compute if not path.startswith("compute.") or path.endswith("deterministic")]:
+        raise ConfigError(f"{bad[0]} stands in the federation file: a peer chooses only compute.* by itself")
+    config = override(federation.config, place.compute)
+    ids = federation.clients_of(name)
+    if federation.dataset:
+        if place.data is not None:
+            raise ConfigError(f"--data is not legal here: all peers share out the data set {federation.dataset!r}")
+        return prepare(config, load(federation.dataset), ids, federation.graph)
+    if place.data is None:
+        raise ConfigError("--data is missing: an .npz with this peer's own samples")
+    kind = find_method(config.method)
+    space, role = federation.images.space, federation.member(name).role
+    site = load_site(place.data, space, "L" if kind.all_labelled else role)
+    method = kind(Setup.build(config, federation.graph, space, site.test_images, site.test_labels))
+    return method, gather(method, ids, site.shards(method.setup.device))
+
+
+def _folder(federation: Federation, name: str, place: Place) -> RunFolder:
+    """The run folder, new or as it was left."""
+    if not place.overwrite and (place.folder / "config.toml").is_file():
+        return RunFolder.open(place.folder)
+    return RunFolder.create(place.folder, to_toml(override(federation.config, {"name": name})), place.overwrite)
+
+
+def _resume(kept: RunFolder, cohort: Cohort, config: str) -> int:
+    """Takes up the last checkpoint; how many rounds it has done."""
+    done = 0
+    if any(kept.checkpoints.glob("*.safetensors")):
+        done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
+        if meta.get("config") != config:
+            raise CheckpointError(f"{kept.checkpoints} is of another config: pass --overwrite to start anew")
+        cohort.restore(tensors)
+    kept.truncate(done)
+    return done
+
+
+# --- models of the neighbours -----------------------------------------------------------------------------------------
+
+
+def _learners(cohort: Cohort) -> dict[str, Learner]:
+    both = {"classifier": cohort.classifier, "generator": cohort.generator}
+    return {part: learner for part, learner in both.items() if learner is not None}
+
+
+def _state(cohort: Cohort) -> dict[str, Tensor]:
+    """What a peer that catches up needs."""
+    return {part: learner.params for part, learner in _learners(cohort).items()}
+
+
+def _adopt(cohort: Cohort, found: list[Mapping[str, Tensor]], keep_own: bool) -> None:
+    for part, learner in _learners(cohort).items():
+        theirs = torch.cat([tensors[part] for tensors in found]).to(learner.params)
+        mean = theirs.mean(0, keepdim=True)
+        share = 1 / (len(theirs) + 1) if keep_own else 0.0
+        learner.params = share * learner.params + (1 - share) * mean
+        if learner.average is not None:
+            learner.average = share * learner.average + (1 - share) * mean
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _round_text(record: Mapping[str, Any], rounds: int) -> str:
+    text = f"round {record['round']}/{rounds}  {record['seconds']['round']:.2f} s"
+    if "accuracy" in record:
+        text += f"  held-out accuracy {_mean(record['accuracy']):.3f}"
+    if "generated_accuracy" in record:
+        text += f"  on generated data {_mean(record['generated_accuracy']):.3f}"
+    if record["missing"]:
+        text += "  missing: " + ", ".join(f"{who} ({why})" for who, why in sorted(record["missing"].items()))
+    if record["stale"]:
+        text += "  behind: " + ", ".join(f"{who} by {age}" for who, age in sorted(record["stale"].items()))
+    return text
+
+
+def _score_text(summary: Mapping[str, Any]) -> str:
+    held, made = summary["held_out_accuracy"], summary["generated_accuracy"]
+    one = f"accuracy on own held-out labels {100 * _mean(held):.2f} %" if held else "no held-out labels here"
+    two = f"on generated data {100 * _mean(made):.2f} %" if made else "nothing generated"
+    return f"{one}, {two}"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

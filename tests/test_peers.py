@@ -1,0 +1,179 @@
+"""A federation of real processes gives what the simulator gives, and a peer's data and files are what it says."""
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import QUICK, SHORT, Live, digits, live, reread
+from small import TINY
+
+import semidfl
+from semidfl.cli import main
+from semidfl.config import override
+from semidfl.node.audit import sum_up
+from semidfl.node.federation import read
+from semidfl.record.checkpoint import load_model
+
+FULL: dict[str, object] = {
+    path: value for path, value in TINY.items() if not path.startswith(("graph.", "name", "data.dataset", "compute."))
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digits(tmp_path_factory.mktemp("data"))
+
+
+def simulated(made: Live, folder: Path) -> Path:
+    """The same config in memory, all clients in one process."""
+    config = override(made.federation.config, {"compute.threads": 1, "compute.device": "cpu"})
+    return semidfl.run(config, folder).folder
+
+
+def distances(made: Live, folder: Path) -> dict[str, float]:
+    """The largest difference of each peer's final weights from those of the simulation."""
+    found = {}
+    for peer in made.federation.peers:
+        for part in ("classifier", "generator"):
+            for client in made.federation.clients_of(peer.name):
+                file = f"models/{part}-{client:04d}.safetensors"
+                if not (folder / file).exists():
+                    continue
+                ours, theirs = (load_model(place / file)[0] for place in (made.run_folder(peer.name), folder))
+                assert ours.keys() == theirs.keys()
+                gap = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+                found[f"{peer.name} {part} {client}"] = gap
+    return found
+
+
+TEN = {f"p{k}": role for k, role in enumerate("LLMMUUUUUU")}
+PATIENT = SHORT | {"round": 60.0, "hello": 60.0, "transfer": 30.0, "linger": 30.0}
+
+
+def assert_undisturbed(made: Live, rounds: int) -> None:
+    for peer in made.federation.peers:
+        records = made.records(peer.name)
+        assert [record["round"] for record in records] == list(range(1, rounds + 1))
+        assert not any(record["missing"] or record["stale"] or record["refused"] for record in records)
+
+
+@pytest.mark.parametrize(
+    ("roles", "topology", "more", "most"),
+    [
+        (TEN, "fig1", {"compute.deterministic": True, "pseudo.align": True, "aggregation.momentum": True}, 0.0),
+        (TEN, "fig1", {}, 1e-4),
+    ],
+    ids=["bit for bit", "to rounding"],
+)
+def test_peers_end_with_the_weights_of_the_simulation(
+    roles: dict[str, str], topology: str, more: dict[str, object], most: float, data: Path, tmp_path: Path
+) -> None:
+    with live(tmp_path / "f", data, roles, FULL | more, topology=topology, deadlines=PATIENT) as made:
+        made.start_all()
+        whole = simulated(made, tmp_path / "whole")
+        made.ends(*roles, limit=120.0)
+        gaps = distances(made, whole)
+        assert len(gaps) == 2 * len(roles)
+        assert max(gaps.values()) <= most, gaps
+        assert_undisturbed(made, 5)
+
+
+def test_a_peer_that_hosts_several_clients(data: Path, tmp_path: Path) -> None:
+    """Seven clients at three peers, still bit for bit."""
+    config = FULL | {"compute.deterministic": True, "rounds": 3}
+    roles = {"a": "M", "b": "L", "c": "U"}
+    with live(tmp_path / "f", data, roles, config, topology="ring", deadlines=PATIENT) as made:
+        for name, clients in (("a", 2), ("c", 4)):
+            reread(made, lambda text, n=name, k=clients: text.replace(f'name = "{n}"', f'name = "{n}"\nclients = {k}'))
+        made.start_all()
+        whole = simulated(made, tmp_path / "whole")
+        made.ends(*roles, limit=120.0)
+        gaps = distances(made, whole)
+        assert len(gaps) == 14
+        assert max(gaps.values()) == 0.0, gaps
+
+
+@pytest.fixture
+def sites(data: Path, tmp_path: Path) -> dict[str, Path]:
+    """Own data of three sites; the one with labels has some to test with, too."""
+    with np.load(data) as whole:
+        x, y, x_test, y_test = (whole[name] for name in ("x_train", "y_train", "x_test", "y_test"))
+    some = y[100:300].copy()
+    some[50:] = -1
+    np.savez(tmp_path / "north.npz", x_train=x[:100], y_train=y[:100], x_test=x_test, y_test=y_test)
+    np.savez(tmp_path / "south.npz", x_train=x[100:300], y_train=some)
+    np.savez(tmp_path / "west.npz", x_train=x[300:])
+    return {name: tmp_path / f"{name}.npz" for name in ("north", "south", "west")}
+
+
+def own_data(tmp_path: Path, sites: dict[str, Path], *more: str) -> Live:
+    flags = [word for path, value in FULL.items() if path != "data.ratio" for word in (f"--{path}", str(value))]
+    words = ["federation", "new", str(tmp_path / "f"), "--peers", "north=L,south=M,west=U", "--topology", "line"]
+    words += ["--classes", ",".join("0123456789"), "--image", "1x8x8", "--deadlines.linger", "10", *flags]
+    assert main(words) == 0
+    made = Live(tmp_path / "f", read(tmp_path / "f" / "federation.toml"))
+    for name, file in sites.items():
+        made.start(name, "--data", str(file), *more)
+    return made
+
+
+def test_sites_with_data_of_their_own(sites: dict[str, Path], tmp_path: Path) -> None:
+    made = own_data(tmp_path, sites)
+    try:
+        made.ends(*sites)
+    finally:
+        made.end()
+    assert_undisturbed(made, 5)
+    north, west = made.summary("north"), made.summary("west")
+    assert 0 < north["held_out_accuracy"][0] <= 1
+    assert west["held_out_accuracy"] is None  # it has no labels to be judged by
+    assert all(0 <= s["generated_accuracy"][0] <= 1 for s in (north, west))
+    assert all(record.get("pseudo_precision", [None]) == [None] for record in made.records("west"))
+    found = sum_up(made.run_folder("west"))
+    assert not found.broken
+    assert {peer for peer, _ in found.sizes} == {"south"}  # the only neighbour
+    assert found.tensors["models"] == {"classifier", "generator", "accuracy"}
+    assert set(found.tensors) == {"models", "classifiers", "counts", "control"}  # and no image
+
+
+def test_the_same_without_certificates(sites: dict[str, Path], tmp_path: Path) -> None:
+    made = own_data(tmp_path, sites, "--insecure")
+    try:
+        made.ends(*sites)
+    finally:
+        made.end()
+    lines = made.log("west").splitlines()
+    assert all(" west INSECURE " in line for line in lines if not line.startswith("run folder"))
+    assert not (made.run_folder("west") / "identity").exists()
+
+
+def test_stopped_by_ctrl_c_and_gone_on(data: Path, tmp_path: Path) -> None:
+    config = QUICK | {"rounds": 40}
+    with live(tmp_path / "f", data, {"a": "L", "b": "U"}, config, deadlines=SHORT | {"linger": 10.0}) as made:
+        made.start("a", fault="slowly")
+        made.start("b", fault="slowly")
+        made.wait_for_round("b", 2)
+        os.kill(made.running["b"].pid, signal.SIGINT)
+        made.running["b"].join(10.0)
+        assert made.running["b"].exitcode == 130
+        assert "go on with the same command" in made.log("b")
+        made.start("b", fault="slowly")
+        made.ends("a", "b")
+        assert made.records("b")[-1]["round"] == 40
+
+
+def test_a_local_federation_in_one_command(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["local-federation", "--peers", "2", "--folder", "two", "--dataset", str(data)]
+    words += [word for path, value in QUICK.items() for word in (f"--{path}", str(value))]
+    assert main([*words, "--rounds", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "peer-00 done: accuracy on own held-out labels" in said
+    assert re.search(r"peer-01  role U +\d+\.\d\d %", said)
+    assert main(["audit", "two/runs/peer-00"]) == 0
