@@ -193,11 +193,12 @@ def _rounds(config: Config, method: Method, cohort: Cohort, kept: RunFolder, sho
     with Stop() as stop, opened(config.compute.log, kept.path, first) as sink:
         for record in train(config, method, cohort, MemoryExchange(cohort.ids), first):
             done = record["round"]
-            keep(config, method, kept, record, lambda: cohort, stop.requested)
+            stopping = stop.requested  # asked once: whoever stops has written a checkpoint
+            keep(config, method, kept, record, lambda: cohort, stopping)
             if sink is not None:
                 sink.write(record)
             shown.update(done, record)
-            if stop.requested:
+            if stopping:
                 break
     if done < config.rounds:
         raise Stopped(f"stopped after round {done}; go on with: semidfl resume {kept.path}")

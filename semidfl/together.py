@@ -149,10 +149,11 @@ def _train(
         for record in train(config, method, cohort, MemoryExchange(cohort.ids), first):
             done = record["round"]
             shown.update(done, record)
+            stopping = stop.requested  # asked once: all stop after the same round, with a checkpoint
             for run, folder in zip(runs, kept, strict=True):
                 own = run.record(record, len(runs))
-                keep(run.config, run.method, folder, own, partial(run.part, cohort), stop.requested)
-            if stop.requested:
+                keep(run.config, run.method, folder, own, partial(run.part, cohort), stopping)
+            if stopping:
                 break
     return done
 

@@ -123,19 +123,33 @@ def test_clients_in_actors_end_with_the_bits_they_end_with_in_memory(
 
 
 def test_stacked_clients_agree_to_rounding(ray: Any, tmp_path: Path) -> None:
-    loose = {"compute__deterministic": False, "exchange__dtype": "fp32"}
-    here = run(spread(0, compute__engine="memory", **loose), tmp_path / "memory", progress=silent())
-    there = run(spread(2, **loose), tmp_path / "ray", progress=silent())
+    """To 1e-4 in all figures and classifiers. Some weights of a generator have no effect (a bias before a
+    normalisation), so that Adam makes whole steps of rounding errors: generators are held as vectors."""
+    here = run(spread(0, compute__engine="memory", compute__deterministic=False), tmp_path / "here", progress=silent())
+    there = run(spread(2, compute__deterministic=False), tmp_path / "there", progress=silent())
+    found = models(there.folder)
     for name, tensors in models(here.folder).items():
-        for part, x in tensors.items():
-            torch.testing.assert_close(models(there.folder)[name][part], x, atol=1e-4, rtol=1e-4)
-    assert there.accuracy == pytest.approx(here.accuracy, abs=5e-3)
+        ours, theirs = (torch.cat([x[part].flatten() for part in tensors]) for x in (found[name], tensors))
+        assert (ours - theirs).norm() <= 1e-4 * theirs.norm()
+        if name.startswith("classifier"):
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    for mine, expected in zip(figures(there.folder), figures(here.folder), strict=True):
+        assert flat(mine) == pytest.approx(flat(expected), abs=1e-4, nan_ok=True)
+
+
+def flat(x: Any) -> list[float]:
+    """All numbers of a record, in the order of names."""
+    if isinstance(x, dict):
+        return [n for name in sorted(x) for n in flat(x[name])]
+    if isinstance(x, list):
+        return [n for row in x for n in flat(row)]
+    return [float("nan") if x is None else float(x)]
 
 
 def test_a_run_goes_on_with_other_actors_and_without_any(ray: Any, alone: Path, tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="after round 2"):
         run(spread(2), tmp_path / "run", progress=Interrupting(1))  # heard of in the round after
-    with pytest.raises(Stopped, match="after round 3"):
+    with pytest.raises(Stopped, match="after round 4"):
         resume(tmp_path / "run", Interrupting(3), {"engine": "memory"})
     with pytest.raises(ConfigError, match=r"only compute\.\* can change"):
         resume(tmp_path / "run", silent(), {"rounds": 9})
