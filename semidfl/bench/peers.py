@@ -50,7 +50,8 @@ def main(words: list[str]) -> int:
         f"{cost['cores']:.0f} cores: {cost['compute']:.3f} s; ratio {cost['ratio']:.2f} (wanted: 2 or less)"
     )
     if given["--out"]:
-        text = json.dumps({"megabytes_per_second": speed, **numbers, **cost}, indent=2)
+        asked = {name.removeprefix("--"): number for name, number in numbers.items()}
+        text = json.dumps({"asked": asked, "megabytes_per_second": speed, **cost}, indent=2)
         Path(given["--out"]).write_text(text + "\n", encoding="utf-8")
     return 0
 
