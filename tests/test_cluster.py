@@ -201,6 +201,30 @@ def test_a_round_counts_only_with_all_its_parts_and_a_damaged_one_falls_back(tmp
         parts.load_latest(tmp_path, [0], "c")
 
 
+# --- a cluster that is not there --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:none", "127.0.0.1:99999"])
+def test_an_address_where_nobody_answers_is_refused_at_once(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("semidfl.cluster.start.find_spec", lambda name: object())
+    assert main(["run", "demo", "--engine", "ray", "--ray-address", address]) == 2
+    assert f"compute.ray_address = {address!r}: nobody answers there" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_ray_the_error_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("semidfl.cluster.start.find_spec", lambda name: None)
+    assert main(["run", "demo", "--engine", "ray"]) == 2
+    assert "pip install 'semidfl[ray]'" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 

@@ -39,7 +39,7 @@ _FAULTS = 3
 
 def run(config: Config, folder: str | Path = "", overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Runs an experiment on Ray; `folder` defaults to runs/NAME and must be one that all nodes see."""
-    check_ray()  # before a folder is made
+    check_ray(config.compute.ray_address)  # before a folder is made
     if is_folder(config.data.dataset):  # how many clients there are is for the data to say
         config = with_sites(config, load(config.data.dataset, config.data, config.seed))
     path = Path(folder or Path("runs") / config.name)

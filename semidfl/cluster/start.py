@@ -7,6 +7,7 @@ started here lets in only who has its token, drawn anew each time; see docs/scal
 import logging
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,15 +25,22 @@ _STORE = 512 * 2**20
 """bytes of the object store of a cluster started here, taken as they are used; what is more goes to disk"""
 
 
-def check_ray() -> None:
-    """Says how to install Ray where it is missing."""
+def check_ray(address: str = "") -> None:
+    """Says how to install Ray where it is missing, and that nobody is there where its own tries would take minutes."""
     if find_spec("ray") is None:
         raise SemiDFLError("Ray is needed for this and is not installed: pip install 'semidfl[ray]'")
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in host:  # auto, local or ray://…: Ray knows what to do
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise SemiDFLError(f"compute.ray_address = {address!r}: nobody answers there ({error})") from None
 
 
 def need_ray(address: str = "") -> Any:
     """The module. What it reads from the environment when it is imported is set before."""
-    check_ray()
+    check_ray(address)
     if "ray" not in sys.modules:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of rounds that were called off: nobody asks
