@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo reproduce-digits robust bandwidth test lint soak fuzz clean
+.PHONY: help demo reproduce-digits robust bandwidth bench-ray test lint soak fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -21,6 +21,9 @@ robust: .venv/report.stamp ## what each rule of mixing withstands: the tables of
 
 bandwidth: .venv/report.stamp ## bytes against accuracy: the table of docs/bandwidth.md
 	$(BIN)/python docs/measure.py bandwidth
+
+bench-ray: .venv/ray.stamp ## 1,000 clients on Ray against the same in memory: a few minutes
+	$(BIN)/semidfl bench ray
 
 test: .venv/dev.stamp ## the tests
 	$(BIN)/python -m pytest
@@ -55,6 +58,10 @@ $(BIN)/python:
 	$(INSTALL) --editable '.[report]'
 	@touch $@
 
+.venv/ray.stamp: .venv/core.stamp
+	$(INSTALL) --editable '.[ray]'
+	@touch $@
+
 .venv/dev.stamp: .venv/core.stamp
-	$(INSTALL) --editable '.[dev,data,report,web,tensorboard,onnx,net]'
+	$(INSTALL) --editable '.[dev,data,report,web,tensorboard,onnx,net,ray]'
 	@touch $@

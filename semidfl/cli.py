@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,9 +26,10 @@ USAGE = """usage: semidfl COMMAND …
   run RECIPE [--field value …]    run an experiment: {recipes}, or a config file .toml
                                   --dry-run prints the config and what memory it needs; --overwrite replaces
                                   a run of the same name; --help lists all fields
-  resume FOLDER                   go on with a run that was stopped
+  resume FOLDER                   go on with a run that was stopped; --engine and other fields of compute may change
   reproduce NAME [--option …]     a table or figure of the paper: runs what is missing, goes on where it was stopped;
                                   --help lists the names and options
+  sweep RECIPE --field a,b,c …    search settings: grid, random or successive halving; --help lists the options
   compare RUN RUN … [--out DIR] [--format text|json]
                                   finished runs side by side: intervals, paired tests, and with --out the curves
   report RUN … [--out FILE]       one HTML file: result, curves, graph, confusion, images; default: RUN/report.html
@@ -91,7 +93,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"semidfl {__version__}")
         return 0
-    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce", "bench", *_PEERS):
+    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce", "sweep", "bench", *_PEERS):
         print(USAGE.format(recipes=", ".join(RECIPES)))
         return 0
     if words[0] not in COMMANDS:
@@ -152,11 +154,11 @@ def _run_help() -> str:
 
 
 def _resume(words: list[str]) -> int:
-    if len(words) != 1:
-        raise ConfigError("usage: semidfl resume FOLDER")
+    if not words or words[0].startswith("-"):
+        raise ConfigError("usage: semidfl resume FOLDER [--compute.field value …]")
     from semidfl.experiment import resume
 
-    return _done(resume(words[0]))
+    return _done(resume(words[0], values=_pairs(words[1:])))
 
 
 def _done(result: "Result") -> int:
@@ -198,6 +200,19 @@ def _reproduce(words: list[str]) -> int:
         return 0
     files = reproduce(words[0], options_of(flags_of(words[1:])), shlex.join(["semidfl", "reproduce", *words]))
     print("\n".join(f"written: {file}" for file in files))
+    return 0
+
+
+def _sweep(words: list[str]) -> int:
+    from semidfl.sweep import HELP, sweep
+
+    if not words or words[-1] in ("-h", "--help"):
+        print(HELP)
+        return 0
+    if words[0].startswith("-"):
+        raise ConfigError(f"the recipe comes first: semidfl sweep {'|'.join(RECIPES)}|FILE.toml {words[0]} …")
+    files = sweep(partial(_config, words[0]), dict(flags_of(words[1:])))
+    print("\n".join([files[0].read_text(encoding="utf-8"), *(f"written: {file}" for file in files)]))
     return 0
 
 
@@ -265,6 +280,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "resume": _resume,
     "reproduce": _reproduce,
+    "sweep": _sweep,
     "compare": _compare,
     "report": _report,
     "watch": _watch,

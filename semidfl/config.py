@@ -249,6 +249,14 @@ class ComputeConfig:
     """client by client, with a fixed order of summation: the same bits however clients are placed (CPU)"""
     checkpoint_every: int = 10
     """rounds between two checkpoints; 0: only at the end and on Ctrl-C"""
+    engine: Literal["memory", "ray"] = "memory"
+    """memory: all clients in this process; ray: blocks of clients in the actors of a Ray cluster"""
+    actors: int = 0
+    """of engine ray; 0: one a GPU of the cluster, or as many as its cores allow"""
+    cores: int = 1
+    """CPU cores that each actor takes, and threads that it computes with"""
+    ray_address: str = ""
+    """of a running cluster, HOST:PORT or auto; empty: engine ray starts one on this machine and ends it"""
     log: Literal["none", "tensorboard"] = "none"
     """where to write the figures besides metrics.jsonl; tensorboard: to tensorboard/ in the run folder"""
     report: bool = True

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from semidfl import topology
 from semidfl.cohort import Cohort, Learner, each
-from semidfl.config import Config, config_hash, from_toml, to_toml
+from semidfl.config import Config, config_hash, from_toml, override, to_toml
 from semidfl.data.dataset import Dataset
 from semidfl.data.own import with_sites
 from semidfl.data.partition import Split, by_owner, partition
 from semidfl.data.shards import Shards
 from semidfl.data.sources import load
 from semidfl.draws import Draws
-from semidfl.errors import CheckpointError, DataError, Stopped
+from semidfl.errors import ConfigError, DataError, Stopped
 from semidfl.exchange.attack import Hostile, hostile, mislabelled
 from semidfl.exchange.base import Counted, Exchange
 from semidfl.exchange.compressed import Compressed
@@ -29,20 +29,33 @@ from semidfl.learn.classifier import accuracy
 from semidfl.learn.generator import Generator
 from semidfl.methods import Method, find_method
 from semidfl.models.stacked import Network
-from semidfl.record import checkpoint
+from semidfl.record import checkpoint, parts
 from semidfl.record.card import model_card
 from semidfl.record.clients import sample_grid, write_clients, write_confusion
 from semidfl.record.folder import RunFolder
 from semidfl.record.images import save_png
 from semidfl.record.log import RoundLog
 from semidfl.record.tensorboard import check_sink, opened
-from semidfl.record.version import refuse_other_version, stamp
+from semidfl.record.version import stamp
 from semidfl.rounds import one_round
 from semidfl.setup import Setup
 from semidfl.stop import Stop
 from semidfl.terminal import Progress
 
-__all__ = ["Result", "finish", "gather", "keep", "prepare", "resume", "run", "take_up", "test", "train"]
+__all__ = [
+    "Result",
+    "finish",
+    "gather",
+    "keep",
+    "prepare",
+    "resume",
+    "run",
+    "save_models",
+    "shards_of",
+    "take_up",
+    "test",
+    "train",
+]
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,10 @@ class Result:
 def run(config: Config, folder: str | Path = "", overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Runs an experiment; `folder` defaults to runs/NAME."""
     check_sink(config.compute.log)
+    if config.compute.engine == "ray":
+        from semidfl.cluster import driver
+
+        return _reported(config, driver.run(config, folder, overwrite, progress))
     data = load(config.data.dataset, config.data, config.seed)
     config = with_sites(config, data)
     method, cohort = prepare(config, data)
@@ -71,16 +88,24 @@ def run(config: Config, folder: str | Path = "", overwrite: bool = False, progre
     return _reported(config, result)
 
 
-def resume(folder: str | Path, progress: Progress | None = None) -> Result:
-    """Goes on where a run was stopped; ends with what it would have ended with."""
+def resume(folder: str | Path, progress: Progress | None = None, values: Mapping[str, object] | None = None) -> Result:
+    """Goes on where a run was stopped; ends with what it would have ended with.
+
+    `values` may change how it is computed (fields of compute), the engine too, but not what.
+    """
     with RunFolder.open(Path(folder)) as kept, progress or Progress() as shown:
-        config = from_toml(kept.config_toml)
+        config = _as_computed_now(kept, values or {})
         check_sink(config.compute.log)
-        data = load(config.data.dataset, config.data, config.seed)
-        method, cohort = prepare(config, data)
-        done = take_up(kept, config, cohort)
-        write_clients(kept, data.classes, method.setup, cohort)
-        result = _rounds(config, method, cohort, kept, shown, first=done + 1)
+        if config.compute.engine == "ray":
+            from semidfl.cluster import driver
+
+            result = driver.go_on(config, kept, shown)
+        else:
+            data = load(config.data.dataset, config.data, config.seed)
+            method, cohort = prepare(config, data)
+            done = take_up(kept, config, cohort)
+            write_clients(kept, data.classes, method.setup, cohort)
+            result = _rounds(config, method, cohort, kept, shown, first=done + 1)
     return _reported(config, result)
 
 
@@ -93,15 +118,21 @@ def _reported(config: Config, result: Result) -> Result:
     return result
 
 
+def _as_computed_now(kept: RunFolder, values: Mapping[str, object]) -> Config:
+    begun = from_toml(kept.config_toml)
+    config = override(begun, values)
+    if config_hash(config) != config_hash(begun) or config.name != begun.name:
+        raise ConfigError(f"{', '.join(values)}: a run that has begun goes on as it is; only compute.* can change")
+    if config != begun:
+        kept.write_text("config.toml", to_toml(config))
+    return config
+
+
 def take_up(kept: RunFolder, config: Config, cohort: Cohort) -> int:
     """Brings a fresh cohort to where the run was at its last checkpoint; returns the rounds done."""
     done = 0
-    if any(kept.checkpoints.glob("*.safetensors")):
-        done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
-        anew = f"go on with that version, or start anew: semidfl run {kept.path}/config.toml --overwrite"
-        refuse_other_version(kept.checkpoints, meta, anew)
-        if meta.get("config") != config_hash(config):
-            raise CheckpointError(f"{kept.checkpoints} holds a checkpoint of another config than config.toml")
+    if any(kept.checkpoints.rglob("*.safetensors")):
+        done, tensors = parts.load_latest(kept.checkpoints, cohort.ids, config_hash(config))
         cohort.restore(tensors)
     kept.truncate(done)
     return done
@@ -115,11 +146,16 @@ def prepare(
     graph = graph or topology.build(config.graph, config.seed)
     method = kind(Setup.of(config, data, graph))
     ids = tuple(range(graph.clients)) if clients is None else tuple(clients)
-    split = _split(config, data, graph, kind)
-    shards = Shards.of(data, split, ids, method.setup.device)
+    return method, gather(method, ids, shards_of(method, data, ids))
+
+
+def shards_of(method: Method, data: Dataset, ids: tuple[int, ...]) -> Shards:
+    """What some clients hold."""
+    setup, config, kind = method.setup, method.setup.config, type(method)
+    shards = Shards.of(data, _split(config, data, setup.graph, kind), ids, setup.device)
     if config.attack.kind == "label-flip":
-        shards = mislabelled(shards, ids, hostile(config, graph, kind.all_labelled), method.setup.space.classes)
-    return method, gather(method, ids, shards)
+        shards = mislabelled(shards, ids, hostile(config, setup.graph, kind.all_labelled), setup.space.classes)
+    return shards
 
 
 def gather(method: Method, ids: tuple[int, ...], shards: Shards) -> Cohort:
@@ -157,11 +193,12 @@ def _rounds(config: Config, method: Method, cohort: Cohort, kept: RunFolder, sho
     with Stop() as stop, opened(config.compute.log, kept.path, first) as sink:
         for record in train(config, method, cohort, MemoryExchange(cohort.ids), first):
             done = record["round"]
-            keep(config, method, kept, record, lambda: cohort, stop.requested)
+            stopping = stop.requested  # asked once: whoever stops has written a checkpoint
+            keep(config, method, kept, record, lambda: cohort, stopping)
             if sink is not None:
                 sink.write(record)
             shown.update(done, record)
-            if stop.requested:
+            if stopping:
                 break
     if done < config.rounds:
         raise Stopped(f"stopped after round {done}; go on with: semidfl resume {kept.path}")
@@ -187,7 +224,7 @@ def keep(
 
 def finish(config: Config, method: Method, cohort: Cohort, kept: RunFolder) -> Result:
     """What a run leaves behind when it has ended."""
-    _save_models(kept, method, cohort)
+    save_models(kept, method, cohort)
     write_confusion(kept, method.setup, cohort)
     liars = hostile(config, method.setup.graph, method.all_labelled)
     summary = summarise(config, kept.records(), method.setup.device, liars)
@@ -270,9 +307,10 @@ def summarise(
 def _checkpoint(config: Config, kept: RunFolder, done: int, cohort: Cohort) -> None:
     kept.sync()
     checkpoint.save(kept.checkpoints, done, cohort.state(), {"config": config_hash(config)} | stamp())
+    parts.forget_others(kept.checkpoints, 0)
 
 
-def _save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
+def save_models(kept: RunFolder, method: Method, cohort: Cohort) -> None:
     """One file a client and part, with plain names and shapes: any safetensors reader can use them."""
     parts: dict[str, tuple[Network | Generator, Learner]] = {"classifier": (method.setup.classifier, cohort.classifier)}
     if cohort.generator is not None:

@@ -39,6 +39,7 @@ names: {", ".join(KINDS)}
   --rounds N           fewer or more than the recipe's
   --out DIR            where the tables and figures go (results)
   --runs DIR           where the runs are kept (runs/reproduce)
+  --engine ray         spread the runs over a Ray cluster (--ray-address HOST:PORT, else this machine)
   --section.field X    any field of `semidfl run --help`, for every run
 
 What is done is not run again; stopped, the same command goes on."""
@@ -106,7 +107,12 @@ def run_missing(plan: Plan, runs: Path) -> None:
         else:
             forecast.learn(config, summary["seconds"])
     total = len(plan.runs())
-    groups = _groups(todo, runs)
+    if todo and todo[0].compute.engine == "ray":
+        from semidfl.cluster.many import run_on_cluster
+
+        print(f"{plan.name}: {total} runs, {total - len(todo)} of them done; they are kept in {runs}", flush=True)
+        return run_on_cluster(todo, runs)
+    groups = groups_of(todo, runs)
     with Overall([config for group in groups for config in group], total, forecast) as overall, Stop() as stop:
         overall.say(f"{plan.name}: {total} runs, {total - len(todo)} of them done; they are kept in {runs}")
         for group in groups:
@@ -122,14 +128,14 @@ def run_missing(plan: Plan, runs: Path) -> None:
                 raise Stopped("stopped between two runs")
 
 
-def _groups(todo: Sequence[Config], runs: Path) -> list[list[Config]]:
+def groups_of(todo: Sequence[Config], runs: Path, device: str = "") -> list[list[Config]]:
     """Runs that train together: alike, equally far, and as many as the device gains from."""
     groups: list[list[Config]] = []
     open_ones: dict[tuple[str, int], list[Config]] = {}
     for config in todo:
         folder = runs / config_hash(config)
         key = likeness(config), checkpoint.load_latest(folder / "checkpoints")[0] if resumable(folder) else 0
-        if len(open_ones.get(key, ())) % at_once(config) == 0:
+        if len(open_ones.get(key, ())) % at_once(config, device) == 0:
             open_ones[key] = []
             groups.append(open_ones[key])
         open_ones[key].append(config)

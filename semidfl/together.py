@@ -33,7 +33,7 @@ from semidfl.stop import Stop
 from semidfl.terminal import Progress
 from semidfl.topology import Topology
 
-__all__ = ["at_once", "joined", "likeness", "resumable", "run_together"]
+__all__ = ["at_once", "joined", "likeness", "open_folder", "resumable", "run_together"]
 
 
 _CLIENTS = 120
@@ -48,15 +48,16 @@ def likeness(config: Config) -> str:
     return f"{config_hash(alike)} {config.compute}"  # the hash leaves out how a run is computed
 
 
-def at_once(config: Config) -> int:
+def at_once(config: Config, device: str = "") -> int:
     """How many runs like this one to train together: the one place where that is chosen.
 
     A GPU takes a hundred clients in little more time than ten; two CPU cores are full with one run.
+    `device`, cpu or cuda, is given where it is not this process that trains.
     """
-    device = choose_device(config)
+    device = device or choose_device(config).type
     if config.attack.kind != "none" or is_folder(config.data.dataset):
         return 1
-    return max(1, _CLIENTS // config.graph.clients) if device.type == "cuda" else 1
+    return max(1, _CLIENTS // config.graph.clients) if device == "cuda" else 1
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
     data = load(configs[0].data.dataset, configs[0].data, configs[0].seed)
     parts = [prepare(config, data) for config in configs]
     with ExitStack() as stack:
-        kept = [stack.enter_context(_folder(*pair)) for pair in zip(configs, folders, strict=True)]
+        kept = [stack.enter_context(open_folder(*pair)) for pair in zip(configs, folders, strict=True)]
         done = {take_up(k, config, cohort) for k, config, (_, cohort) in zip(kept, configs, parts, strict=True)}
         if len(done) > 1:
             raise ConfigError(f"runs train together only if they have come equally far, not rounds {sorted(done)}")
@@ -119,7 +120,7 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
         return [finish(run.config, run.method, run.part(cohort), k) for run, k in zip(runs, kept, strict=True)]
 
 
-def _folder(config: Config, path: Path) -> RunFolder:
+def open_folder(config: Config, path: Path) -> RunFolder:
     """Open where it was stopped, else new."""
     if not resumable(path):
         return RunFolder.create(path, to_toml(config), overwrite=True)
@@ -148,10 +149,11 @@ def _train(
         for record in train(config, method, cohort, MemoryExchange(cohort.ids), first):
             done = record["round"]
             shown.update(done, record)
+            stopping = stop.requested  # asked once: all stop after the same round, with a checkpoint
             for run, folder in zip(runs, kept, strict=True):
                 own = run.record(record, len(runs))
-                keep(run.config, run.method, folder, own, partial(run.part, cohort), stop.requested)
-            if stop.requested:
+                keep(run.config, run.method, folder, own, partial(run.part, cohort), stopping)
+            if stopping:
                 break
     return done
 

@@ -73,6 +73,8 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "compute.chunk": ("at least 0", [0, 100], [-1]),
     "compute.threads": ("from 0 to 4096", [0, 4096], [-1, 4097]),
     "compute.checkpoint_every": ("at least 0", [0, 100], [-1]),
+    "compute.actors": ("from 0 to 100000", [0, 10**5], [-1, 10**5 + 1]),
+    "compute.cores": ("from 1 to 4096", [1, 4096], [0, 4097]),
 }
 TEXTS = {
     "name": "another",
@@ -84,6 +86,7 @@ TEXTS = {
     "aggregation.weights": "constant",
     "attack.who": "3,7",
     "compute.device": "cpu",
+    "compute.ray_address": "10.0.0.1:6379",
 }
 PATHS = [path for path, _ in leaves(Config())]
 

@@ -21,7 +21,7 @@ from semidfl.data.sources import load
 from semidfl.errors import CheckpointError, ConfigError, FederationError, Stopped
 from semidfl.exchange.grpc import GrpcExchange, Meeting
 from semidfl.exchange.refuse import Tally
-from semidfl.experiment import Rounds, _checkpoint, _save_models, _save_samples, gather, prepare, train
+from semidfl.experiment import Rounds, _checkpoint, _save_samples, gather, prepare, save_models, train
 from semidfl.methods import Method, find_method
 from semidfl.node.audit import Audit, sum_up
 from semidfl.node.deny import DenyList
@@ -114,7 +114,7 @@ class Peer:
                         raise Stopped(f"stopped after round {done}; go on with the same command")
                     self._check_quorum(done)
                     self._catch_up(rounds, restarted=False)
-        _save_models(self.kept, self.method, self.cohort)
+        save_models(self.kept, self.method, self.cohort)
         summary = self._summary()
         self.kept.write_summary(summary)
         self.log.info("done: %s", _score_text(summary))

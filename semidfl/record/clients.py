@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from semidfl.record.folder import RunFolder
     from semidfl.setup import Setup
 
-__all__ = ["confusion", "sample_grid", "write_clients", "write_confusion"]
+__all__ = ["CELLS", "confusion", "sample_grid", "write_clients", "write_confusion"]
 
 _EDGES = 20_000
 """more than these no picture shows: they are left out"""
-_CELLS = 2_000_000
+CELLS = 2_000_000
 """of all matrices together; above it only the mean model's is kept"""
 _ROWS, _COLUMNS = 20, 20
 
@@ -87,6 +87,6 @@ def write_confusion(kept: "RunFolder", setup: "Setup", cohort: "Cohort") -> None
     """One more test, whose answers are kept class by class."""
     params, classes = cohort.classifier.params, setup.space.classes
     found = {"mean": confusion(setup, params.mean(0, keepdim=True))[0].tolist()}
-    if len(params) * classes**2 <= _CELLS:
+    if len(params) * classes**2 <= CELLS:
         found["clients"] = confusion(setup, params).tolist()
     kept.write_text("confusion.json", json.dumps(found) + "\n")
