@@ -33,8 +33,9 @@ def demo(method: str = "semidfl", seed: int = 0) -> Config:
         # Pseudo-labels come when the labels alone have taught a fair part of what they can.
         pseudo=PseudoLabelConfig(start=50, threshold=0.98, adaptive=False, labels="hard", align=True, masked=True),
         generator=GeneratorConfig(
-            width=32,
-            levels=1,
+            width=16,
+            patch=1,
+            levels=2,
             lr=3e-3,
             iterations=2,
             all_images=True,
