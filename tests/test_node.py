@@ -20,7 +20,8 @@ from semidfl.data.shards import Space
 from semidfl.errors import DataError, FederationError, IdentityError, SemiDFLError
 from semidfl.exchange.base import Neighbourhood
 from semidfl.exchange.client import Neighbour
-from semidfl.exchange.grpc import Deadlines, GrpcExchange, Plan
+from semidfl.exchange.grpc import GrpcExchange
+from semidfl.exchange.plan import Deadlines, Plan
 from semidfl.node import identity
 from semidfl.node.audit import Audit, sum_up
 from semidfl.node.deny import DenyList

@@ -22,8 +22,9 @@ from semidfl.config import override
 from semidfl.data.sources import load
 from semidfl.errors import ConfigError
 from semidfl.exchange.client import Neighbour
-from semidfl.exchange.grpc import GrpcExchange, Plan
+from semidfl.exchange.grpc import GrpcExchange
 from semidfl.exchange.memory import MemoryExchange
+from semidfl.exchange.plan import Plan
 from semidfl.experiment import prepare, train
 from semidfl.node import identity
 from semidfl.node.audit import Audit

@@ -13,13 +13,11 @@ A peer publishes its tensors and asks each neighbour for theirs, all at once. Ev
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import TimeoutError as Expired
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
@@ -29,68 +27,22 @@ from torch import Tensor
 from semidfl.errors import FederationError
 from semidfl.exchange.base import Shared
 from semidfl.exchange.client import Answer, Line, Neighbour, Unreachable, channel_options
-from semidfl.exchange.codec import CHUNK, LARGEST_CONTROL, PROTOCOL, Body, Hello, Spec, encode_body
+from semidfl.exchange.codec import CHUNK, LARGEST_CONTROL, Body, Spec, encode_body
+from semidfl.exchange.greet import Greeting
+from semidfl.exchange.plan import Meeting, Plan
 from semidfl.exchange.refuse import Refusal, Refused, Tally
 from semidfl.exchange.seal import Seal
-from semidfl.exchange.server import Ledger, Mailbox, Server, difference
+from semidfl.exchange.server import Ledger, Mailbox, Server
 from semidfl.node.identity import Identity
 from semidfl.node.retry import pauses
 
-__all__ = ["Deadlines", "GrpcExchange", "Plan"]
+__all__ = ["GrpcExchange"]
 
 T = TypeVar("T")
 _SLACK = 30.0
 """seconds after which a wait that should have ended by itself is broken off"""
-_EVERY = 5.0
-"""seconds between two lines of the log that say who is waited for"""
 _PROBE = 0.25
 """seconds that a neighbour gets that has not been there for many rounds"""
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """How long a peer waits, in seconds."""
-
-    hello: float = 300.0
-    """for the neighbours at the start"""
-    round: float = 60.0
-    """for a neighbour's part of a round"""
-    transfer: float = 60.0
-    """for a message to arrive, once it has begun"""
-    linger: float = 60.0
-    """at the end, for neighbours that may still ask"""
-    alone: float = 600.0
-    """with fewer neighbours than the quorum, before this peer stops"""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the exchange has to know of the federation."""
-
-    me: str
-    listen: str
-    clients: tuple[int, ...]
-    neighbours: tuple[Neighbour, ...]
-    agreement: str
-    terms: Mapping[str, str]
-    rounds: int
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    staleness: int = 2
-    """rounds that a neighbour's tensors may be behind"""
-    discount: float = 0.5
-    """weight of tensors one round behind, of what fresh ones have"""
-    wire: str = "fp32"
-
-
-@dataclass
-class Meeting:
-    """What became of the neighbours in a round."""
-
-    missing: dict[str, str] = field(default_factory=dict)
-    stale: dict[str, int] = field(default_factory=dict)
-    waited: dict[str, float] = field(default_factory=dict)
-    received: int = 0
-    present: set[str] = field(default_factory=set)
 
 
 class GrpcExchange:
@@ -160,11 +112,11 @@ class GrpcExchange:
 
     def hello(self, least: int) -> dict[str, str]:
         """The barrier: waits for the neighbours, compares, and says who is missing and why."""
-        return self._do(self._barrier(least), self.plan.deadlines.hello + _SLACK)
+        return self._do(self._greeting.barrier(least), self.plan.deadlines.hello + _SLACK)
 
     def finish(self) -> set[str]:
         """Says goodbye and serves until the neighbours have done so, too; returns those that have not."""
-        return self._do(self._linger(), self.plan.deadlines.linger + _SLACK)
+        return self._do(self._greeting.linger(), self.plan.deadlines.linger + _SLACK)
 
     def report(self) -> Meeting:
         """What became of the neighbours since the last report."""
@@ -244,6 +196,7 @@ class GrpcExchange:
             ) from None
         await self._server.start()
         self._lines = {peer.name: self._line(peer) for peer in plan.neighbours}
+        self._greeting = Greeting(plan, self._lines, self._handlers, self.tally, self.log, self.at)
 
     def _bind(self) -> int:
         if self.identity is None:
@@ -348,78 +301,6 @@ class GrpcExchange:
         answers = await asyncio.gather(*map(one, self._lines))
         found = zip(self._lines, answers, strict=True)
         return {name: a for name, a in found if a is not None and a.tensors is not None}
-
-    # --- coming and going -----------------------------------------------------------------------------------------
-
-    async def _barrier(self, least: int) -> dict[str, str]:
-        until = time.monotonic() + self.plan.deadlines.hello
-        why = dict.fromkeys(self._lines, "not heard of yet")
-        tasks = [asyncio.create_task(self._greet(name, until, why)) for name in self._lines]
-        said = time.monotonic()
-        while why and time.monotonic() < until:
-            await asyncio.wait(tasks, timeout=0.2)
-            if len(why) == len(tasks) and all(reason.startswith("disagrees") for reason in why.values()):
-                break  # it is this peer's own file that is wrong
-            if why and time.monotonic() - said > _EVERY:
-                said = time.monotonic()
-                self.log.info("waiting for %s", "; ".join(f"{who} ({reason})" for who, reason in why.items()))
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        # What a peer said of itself explains more than that it has left.
-        why |= {who: f"disagrees: {text}" for who, text in self._handlers.disputes.items() if who in why}
-        if len(self._lines) - len(why) < min(least, len(self._lines)):
-            text = "; ".join(f"{who}: {reason}" for who, reason in why.items())
-            raise FederationError(
-                f"too few neighbours came (deadlines.hello is {self.plan.deadlines.hello:g} s): {text}"
-            )
-        return why
-
-    async def _greet(self, name: str, until: float, why: dict[str, str]) -> None:
-        """Until the neighbour is there and agrees; `why` then no longer names it."""
-        for pause in pauses(most=1.0):
-            try:
-                terms, nonce = dict(self.plan.terms), os.urandom(16)
-                mine = Hello(PROTOCOL, self.plan.me, self.plan.agreement, nonce, self._mailbox.at, terms)
-                theirs = await self._lines[name].hello(mine, max(0.1, min(5.0, until - time.monotonic())))
-                if theirs.agreement == self.plan.agreement:
-                    self.at[name] = min(theirs.at, self.plan.rounds)
-                    del why[name]
-                    return
-                why[name] = f"disagrees: {difference(self.plan.terms, theirs.terms)}"
-                self.tally.note(name, Refused(Refusal.DISAGREES, why[name]))
-            except Refused as refused:
-                why[name] = f"refused: {refused}"
-                self.tally.note(name, refused)
-            except Unreachable as error:
-                why[name] = str(error)
-            await asyncio.sleep(pause)
-
-    async def _linger(self) -> set[str]:
-        until = time.monotonic() + self.plan.deadlines.linger
-        tasks = [asyncio.create_task(self._part(name, until)) for name in self._lines]
-        said = time.monotonic()
-        while (waiting := set(self._lines) - self._handlers.gone) and time.monotonic() < until:
-            await asyncio.sleep(0.05)
-            if time.monotonic() - said > _EVERY:
-                said = time.monotonic()
-                self.log.info("done; still serving %s", ", ".join(sorted(waiting)))
-        # All neighbours are done, or time is up; a last moment for our own goodbyes.
-        await asyncio.wait(tasks, timeout=1.0)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return waiting
-
-    async def _part(self, name: str, until: float) -> None:
-        for pause in pauses():
-            try:
-                await self._lines[name].bye(self.plan.rounds, 2.0)
-                return
-            except (Refused, Unreachable):
-                if time.monotonic() + pause > until or name in self._handlers.gone:
-                    return
-                await asyncio.sleep(pause)
 
 
 def _optional(topic: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

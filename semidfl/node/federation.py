@@ -19,7 +19,7 @@ from semidfl.data.sources import outline
 from semidfl.errors import FederationError, SemiDFLError, nearest
 from semidfl.exchange.client import Neighbour
 from semidfl.exchange.codec import PROTOCOL
-from semidfl.exchange.grpc import Deadlines, Plan
+from semidfl.exchange.plan import Deadlines, Plan
 from semidfl.node.identity import legal_name
 from semidfl.recipes import find_recipe
 from semidfl.topology import Topology

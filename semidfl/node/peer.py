@@ -19,7 +19,8 @@ from semidfl.cohort import Cohort, Learner
 from semidfl.config import config_hash, override, to_toml
 from semidfl.data.sources import load
 from semidfl.errors import CheckpointError, ConfigError, FederationError, Stopped
-from semidfl.exchange.grpc import GrpcExchange, Meeting
+from semidfl.exchange.grpc import GrpcExchange
+from semidfl.exchange.plan import Meeting
 from semidfl.exchange.refuse import Tally
 from semidfl.experiment import Rounds, _checkpoint, _save_samples, gather, prepare, save_models, train
 from semidfl.methods import Method, find_method
