@@ -151,11 +151,11 @@ class GeneratorConfig:
     gan_lr: float = 2e-4
     """learning rate of the GAN's Adam"""
     width: int = 64
-    """channels of the generator's network at full resolution"""
-    patch: int = 1
+    """channels of the generator's network at its highest resolution"""
+    patch: int = 2
     """side of the squares of pixels that the UNet takes as one pixel of more channels"""
-    levels: int = 3
-    """resolutions of the generator's network, each half of the one before"""
+    levels: int = 2
+    """resolutions of the UNet, each half of the one before; the GAN goes from full resolution to the same lowest"""
     steps: int = 1000
     """T, noise levels, linear beta from 1e-4 to 0.02"""
     all_images: bool = False

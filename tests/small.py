@@ -23,6 +23,7 @@ TINY: dict[str, object] = {
     "generator.iterations": 1,
     "generator.batch": 4,
     "generator.width": 8,
+    "generator.patch": 1,
     "generator.levels": 2,
     "generator.gan_lr": 1e-3,  # as in the digits recipe
     "generator.steps": 20,

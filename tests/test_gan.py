@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import semidfl
+from semidfl import recipes
 from semidfl.cohort import Learner, take
 from semidfl.config import Config, GeneratorConfig
 from semidfl.data import sources
@@ -33,7 +34,7 @@ SHAPES = [(1, 8, 8), (3, 7, 10), (2, 5, 3)]
 
 
 def gan_of(shape: tuple[int, int, int], width: int = 16, levels: int = 3, lr: float = 2e-4) -> GAN:
-    config = GeneratorConfig(kind="gan", width=width, levels=levels, gan_lr=lr)
+    config = GeneratorConfig(kind="gan", width=width, patch=1, levels=levels, gan_lr=lr)
     space = Space(*shape, CLASSES, (0.5,) * shape[0], (0.5,) * shape[0])
     return GAN.of(config, space, torch.float32, compiled=False)
 
@@ -264,6 +265,17 @@ def test_one_switch_gives_the_publications_settings() -> None:
     assert (gan.optimiser.kind, gan.optimiser.lr, gan.optimiser.beta1) == ("adam", 2e-4, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "sizes"),
+    [("mnist", [7, 14, 28]), ("fashion-mnist", [7, 14, 28]), ("cifar10", [4, 8, 16, 32]), ("digits", [4, 8])],
+)
+def test_it_paints_pixels_from_where_the_unet_ends(dataset: str, sizes: list[int]) -> None:
+    """The UNet's squares of pixels are not for the GAN: it has their resolutions besides."""
+    config = recipes.paper(dataset).generator
+    gan = GAN.of(config, Space.of(sources.outline(dataset)), torch.float32, compiled=False)
+    assert gan.generator.module.sizes == [(n, n) for n in sizes]
+
+
 def test_both_networks_are_named_and_lie_in_one_row() -> None:
     gan = gan_of((1, 8, 8))
     row = gan.initial(3)[None]
@@ -289,7 +301,7 @@ def spread(images: Tensor, labels: Tensor) -> float:
 
 def test_an_independent_classifier_sees_the_asked_for_digits(digits: Dataset) -> None:
     """One client with all digits; 0.1 is chance. Not one image a class, either: they must vary as real ones do."""
-    gan = GAN.of(GeneratorConfig(width=16, levels=2, gan_lr=1e-3), Space.of(digits), torch.float32, False)
+    gan = GAN.of(recipes.paper("digits").generator, Space.of(digits), torch.float32, False)
     images, classes = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels).long()
     judge = LogisticRegression(max_iter=1000).fit(images.flatten(1).numpy() / 255, digits.train_labels)
     draws, asked, slots = draws_of(1), torch.arange(300) % 10, torch.arange(20)

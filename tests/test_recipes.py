@@ -34,7 +34,8 @@ PAPER = {
     "generator.lr": 1e-3,
     "generator.gan_lr": 2e-4,  # of the ablation
     "generator.width": 64,
-    "generator.levels": 3,  # two downsamplings
+    "generator.patch": 2,  # a quarter of the pixels, and two downsamplings in all
+    "generator.levels": 2,
     "generator.steps": 1000,
     "generator.label_dropout": 0.15,
     "generator.ema": 0.0,
@@ -73,7 +74,7 @@ PAPER = {
 }
 MNIST = {"data.ratio": 0.5, "classifier.model": "cnn", "classifier.iterations": 25}
 FASHION = {"data.ratio": 0.5, "classifier.model": "cnn", "classifier.iterations": 50}
-CIFAR = {"data.ratio": 5.0, "classifier.model": "resnet18", "classifier.iterations": 50}
+CIFAR = {"data.ratio": 5.0, "classifier.model": "resnet18", "classifier.iterations": 50, "generator.levels": 3}
 DIGITS = {
     "rounds": 60,
     "classifier.iterations": 10,
@@ -81,6 +82,8 @@ DIGITS = {
     "generator.every": 5,
     "generator.samples": 100,
     "generator.validation": 50,
+    "generator.lr": 1e-3,
+    "generator.patch": 2,
     "data.ratio": 5.0,
 }
 

@@ -232,6 +232,20 @@ def test_the_unet_is_the_plain_one_and_takes_odd_sizes(height: int, width: int) 
         assert_close(out[i], plain_unet(weights, *(x[i] for x in inputs), levels=3), 1e-4)
 
 
+@pytest.mark.parametrize(("side", "height", "width"), [(2, 8, 8), (2, 7, 9), (3, 8, 8), (2, 28, 28)])
+def test_squares_of_pixels_are_channels_of_the_plain_unet(side: int, height: int, width: int) -> None:
+    """Filled up with zeros where they do not fit, which is cut off again."""
+    network = network_of(lambda: UNet(2, 10, 8, 1, side))
+    params, (noisy, level, labels) = params_of(network, 2), unet_inputs(2, 2, 2, height, width)
+    out = network(params, noisy, level, labels)
+    assert out.shape == noisy.shape
+    filled = F.pad(noisy, (0, -width % side, 0, -height % side))
+    for i in range(2):
+        weights = {name: x[i] for name, x in network.named(params).items()}
+        squares = plain_unet(weights, F.pixel_unshuffle(filled[i], side), level[i], labels[i], levels=1)
+        assert_close(out[i], F.pixel_shuffle(squares, side)[:, :, :height, :width], 1e-4)
+
+
 def test_the_unet_tells_classes_and_levels_apart_and_the_zero_vector_from_all() -> None:
     network = network_of(lambda: UNet(1, 3, 8, 2))
     params = params_of(network, 1)
@@ -274,6 +288,7 @@ def test_moving_between_client_axis_and_channels() -> None:
     for i in range(3):
         assert torch.equal(fold(x)[:, 4 * i : 4 * i + 4], x[i])
     assert fold(x.float()).is_contiguous(memory_format=torch.channels_last)
+    assert fold(x.float()[:, :, :1]).stride(1) == 1  # of one channel, too
     assert torch.equal(unfold(fold(x), 3), x)
     assert torch.equal(unfold(concat(fold(x), fold(y), 3), 3), torch.cat([x, y], dim=2))
 

@@ -49,7 +49,9 @@ class GAN:
 
     @classmethod
     def of(cls, config: GeneratorConfig, space: Space, dtype: torch.dtype, compiled: bool) -> "GAN":
-        plan = (*space.shape, space.classes, config.width, config.levels)
+        # Pixels, not squares of them, and down to where the UNet ends.
+        levels = config.levels + (config.patch - 1).bit_length()
+        plan = (*space.shape, space.classes, config.width, levels)
         generator = Network(lambda: GeneratorNet(*plan), dtype, compiled)
         discriminator = Network(lambda: DiscriminatorNet(*plan), dtype, compiled)
         return cls(space, generator, discriminator, Optimiser("adam", config.gan_lr, beta1=0.5))

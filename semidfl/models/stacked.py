@@ -90,7 +90,8 @@ def fold(x: Tensor) -> Tensor:
     """(C, B, ch, H, W) -> (B, C*ch, H, W), channels last."""
     clients, batch, channels, height, width = x.shape
     last = x.permute(1, 3, 4, 0, 2).reshape(batch, height, width, clients * channels)
-    return last.permute(0, 3, 1, 2)
+    # With one channel the reshape is but a view, and all layers that follow would work channels first.
+    return last.contiguous().permute(0, 3, 1, 2)
 
 
 def unfold(x: Tensor, clients: int) -> Tensor:
