@@ -42,7 +42,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One Ray for all tests that do not start their own: room for three actors."""
     os.environ[MARKS] = str(tmp_path_factory.mktemp("marks"))
     module = need_ray()
-    module.init(num_cpus=3, object_store_memory=200 * 2**20, _node_ip_address="127.0.0.1", **LOCAL)
+    module.init("local", num_cpus=3, object_store_memory=200 * 2**20, _node_ip_address="127.0.0.1", **LOCAL)
     yield module
     module.shutdown()
 
@@ -312,7 +312,10 @@ def test_a_node_is_lost_in_the_middle_of_a_run(alone: Path, tmp_path: Path) -> N
     from ray.cluster_utils import Cluster
 
     store = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args=store | {"include_dashboard": False})
+    # Half a second between two looks at a node, so that the test need not wait half a minute.
+    soon = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 8}
+    head = store | {"include_dashboard": False, "_system_config": soon}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         nodes = [cluster.add_node(**store) for _ in range(2)]
         config = spread(3, compute__ray_address=cluster.address)

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +90,15 @@ class Fleet:
         before = len(self.actors)
         self.actors = self._answering(self.actors, _ANSWER)
         gone = before - len(self.actors)
-        room = place_of(self.ray, self.config).room - len(self.actors)  # a lost node takes its places with it
-        self._add(max(0, min(gone, room)))
+        # A lost node takes its places with it, but that may be known only after a while.
+        while (count := min(before, self._room()) - len(self.actors)) > 0 and not self._add(count):
+            pass
         if not self.actors:
             raise SemiDFLError(f"all {before} actors are lost, and no new one found a place in {_PATIENCE:.0f} s")
         return gone
+
+    def _room(self) -> int:
+        return place_of(self.ray, self.config).room
 
     def close(self) -> None:
         """Leave no actor behind."""
@@ -103,19 +107,21 @@ class Fleet:
         self.actors = []
         self._mark.unlink(missing_ok=True)
 
-    def _add(self, count: int) -> None:
+    def _add(self, count: int) -> bool:
+        """Bring up more actors; whether there was room for them all the while, though some may not have come."""
         kind = self.ray.remote(concurrency_groups={MAIL: 4})(Host).options(**self.place.needs)
         arguments = (self.config, self.folder, self.place)
         new = [kind.remote(*arguments) for _ in range(count)]
         there = self.actors
         self.actors = [*there, *new]  # so that `close` finds them, whatever happens
-        self.actors = [*there, *self._answering(new, _PATIENCE)]
+        self.actors = [*there, *self._answering(new, _PATIENCE, lambda: self._room() >= len(there) + count)]
+        return self._room() >= len(there) + count
 
-    def _answering(self, asked: Sequence[Any], patience: float) -> list[Any]:
-        """Those that answer in time; the others are given up."""
+    def _answering(self, asked: Sequence[Any], patience: float, worth: Callable[[], bool] = lambda: True) -> list[Any]:
+        """Those that answer in time, and as long as it is worth waiting; the others are given up."""
         calls = {actor.facts.options(concurrency_group=MAIL).remote(self._mark.name): actor for actor in asked}
         end, waiting, facts = time.monotonic() + patience, list(calls), {}
-        while waiting and time.monotonic() < end:
+        while waiting and time.monotonic() < end and worth():
             ready, waiting = self.ray.wait(waiting, num_returns=1, timeout=1.0)
             for call in ready:
                 try:

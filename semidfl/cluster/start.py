@@ -78,10 +78,10 @@ def _connect(ray: Any, config: Config) -> None:
     cores = max(os.cpu_count() or 1, config.compute.actors * config.compute.cores)
     local = {"num_cpus": cores, "object_store_memory": _STORE, "_node_ip_address": "127.0.0.1"}
     try:
-        ray.init(include_dashboard=False, **local, **quiet)
+        ray.init("local", include_dashboard=False, **local, **quiet)
     except (ConnectionError, RuntimeError, TimeoutError):  # it gives its parts 30 s: on a very busy machine too few
         ray.shutdown()
-        ray.init(include_dashboard=False, **local, **quiet)
+        ray.init("local", include_dashboard=False, **local, **quiet)
 
 
 @dataclass(frozen=True)
