@@ -322,7 +322,7 @@ def test_halving_trains_the_best_further_from_where_they_stood(
     list(train(straight[0].setup.config, *straight, MemoryExchange(straight[1].ids)))
     kept, _ = checkpoint.load_model(folder / "checkpoints/round-000006.safetensors")
     for i, state in rows_of(straight[1]).items():
-        assert all(torch.equal(x, kept[name][i]) for name, x in state.items())
+        assert [name for name, x in state.items() if not torch.equal(x, kept[name][i])] == []
     assert main(words) == 0  # nothing is trained again
     assert (tmp_path / "runs/s/sweep.csv").read_text().splitlines() == table
 
@@ -330,5 +330,5 @@ def test_halving_trains_the_best_further_from_where_they_stood(
 def vars_of(config: Config) -> list[tuple[str, object]]:
     from semidfl.config import leaves
 
-    usual = dict(leaves(Config()))
-    return [(path, value) for path, value in leaves(config) if value != usual[path] and path != "name"]
+    # All of them: what is left out would be as the recipe has it for digits.
+    return [(path, value) for path, value in leaves(config) if value != "" and path != "name"]

@@ -155,7 +155,7 @@ def test_safetensors_hold_the_weights_and_say_what_to_do(done: Done) -> None:
     with safe_open(done.run / "exports" / "own-client-2.safetensors", framework="pt") as file:
         meta = file.metadata()
         own = load_classifier(done.run, 2)
-        weights = torch.cat([file.get_tensor(name).flatten() for name in own.classifier.shapes])
+        weights = own.classifier.row({name: file.get_tensor(name) for name in own.classifier.shapes})
     assert torch.equal(weights, own.params[0])
     assert meta["weights"] == "client 2"
     assert f"{done.shape[1]}x{done.shape[2]}" in meta["preprocessing"]

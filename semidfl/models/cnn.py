@@ -40,8 +40,13 @@ class CNN(nn.Module):
             from semidfl.models import convolution
 
             return None if torch.is_grad_enabled() else convolution.convolve_and_pool
-        if images.device.type == "cpu" and not torch.compiler.is_compiling():
+        if images.device.type == "cpu" and not _is_traced():
             from semidfl.models import planes
 
             return planes.convolve_and_pool
         return None
+
+
+def _is_traced() -> bool:
+    """Whether the network is being compiled or exported: tracers know only PyTorch's own layers."""
+    return torch.compiler.is_compiling() or bool(torch._C._get_tracing_state())

@@ -45,7 +45,7 @@ def write_report(folders: Sequence[str | Path], target: Path) -> Path:
             temp.touch()  # what cannot be written is told at once, not after the drawing
             temp.write_text(_render(runs, target), encoding="utf-8")
     except OSError as error:
-        raise SemiDFLError(f"{explain(target, error)}; choose another place with --out FILE") from None
+        raise SemiDFLError(f"{explain(target, error)} (--out FILE)") from None
     return target
 
 
