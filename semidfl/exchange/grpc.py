@@ -90,7 +90,7 @@ class GrpcExchange:
         self.enter(t)
         optional = _optional(topic, tensors)
         spec = Spec.of(tensors, optional, self.plan.wire)
-        limit = self.plan.deadlines.round + self.plan.deadlines.transfer + _SLACK
+        limit = self.plan.deadlines.round + 2 * self.plan.deadlines.transfer + _SLACK
         answers = self._do(self._meet(t, topic, encode_body(tensors, self.plan.wire), spec), limit)
         return self._joined(t, tensors, optional, answers)
 
@@ -108,7 +108,7 @@ class GrpcExchange:
     def collect(self, topic: str, tensors: Mapping[str, Tensor], oldest: int) -> dict[str, Answer]:
         """The newest that each neighbour has under a topic, without waiting for any."""
         spec = Spec.of(tensors, {}, "fp32")
-        return self._do(self._collect(topic, spec, oldest), self.plan.deadlines.transfer + _SLACK)
+        return self._do(self._collect(topic, spec, oldest), 2 * self.plan.deadlines.transfer + _SLACK)
 
     def hello(self, least: int) -> dict[str, str]:
         """The barrier: waits for the neighbours, compares, and says who is missing and why."""
