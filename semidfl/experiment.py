@@ -218,7 +218,7 @@ def keep(
     kept.append(record)
     if "generated_kept" in record:
         _save_samples(kept, done, cohort(), method.setup.space.classes)
-    if stopping or (every and (done == config.rounds or done % every == 0)):
+    if stopping or done == config.rounds or (every and done % every == 0):
         _checkpoint(config, kept, done, cohort())
 
 
