@@ -63,5 +63,5 @@ $(BIN)/python:
 	@touch $@
 
 .venv/dev.stamp: .venv/core.stamp
-	$(INSTALL) --editable '.[dev,data,report,web,tensorboard,onnx,net]'
+	$(INSTALL) --editable '.[dev,data,report,web,tensorboard,onnx,net,ray]'
 	@touch $@

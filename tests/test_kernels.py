@@ -1,15 +1,11 @@
 """The GPU's kernels against plain PyTorch: on a GPU as they are, elsewhere through Triton's interpreter."""
 
-import os
-
 import pytest
 import torch
 from helpers import pixels, random
 from torch import Tensor
 from torch.nn import functional as F
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from semidfl import draws
