@@ -56,7 +56,7 @@ def _answers(change: Any) -> None:
 def _bodies(change: Any) -> None:
     """Published tensors go through `change` first."""
     honest = exchange.encode_body
-    exchange.encode_body = lambda tensors, wire="fp32": honest(change(dict(tensors)), wire)  # type: ignore[assignment]
+    exchange.encode_body = lambda tensors: honest(change(dict(tensors)))  # type: ignore[assignment]
 
 
 def _with(head: Any, **values: Any) -> bytes:

@@ -23,7 +23,7 @@ OWN = {
     "accuracy": torch.tensor([0.5], dtype=torch.float64),
     "counts": torch.arange(11)[None],
 }
-SPEC = Spec.of(OWN, {"accuracy": OWN["accuracy"]}, "fp32")
+SPEC = Spec.of(OWN, {"accuracy": OWN["accuracy"]})
 HONEST = encode_body(OWN)
 CONTROL = (
     Ask(1, "a", "agreed", b"n" * 16, 3, "models", 1, 2.5),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from federations import QUICK, SHORT, Live, digits, live, reread
+from folders import save
 from small import TINY
 
 import semidfl
@@ -55,6 +56,14 @@ def distances(made: Live, folder: Path) -> dict[str, float]:
 
 
 TEN = {f"p{k}": role for k, role in enumerate("LLMMUUUUUU")}
+SHORTENED = {
+    "compute.deterministic": True,
+    "exchange.dtype": "bf16",
+    "exchange.generator_dtype": "int8",
+    "aggregation.robust": "median",
+    "attack.kind": "sign-flip",
+    "attack.who": "3",
+}
 PATIENT = SHORT | {"round": 60.0, "hello": 60.0, "transfer": 30.0, "linger": 30.0}
 
 
@@ -70,8 +79,9 @@ def assert_undisturbed(made: Live, rounds: int) -> None:
     [
         (TEN, "fig1", {"compute.deterministic": True, "pseudo.align": True, "aggregation.momentum": True}, 0.0),
         (TEN, "fig1", {}, 1e-4),
+        ({f"p{k}": role for k, role in enumerate("LMUUU")}, "full", SHORTENED, 0.0),
     ],
-    ids=["bit for bit", "to rounding"],
+    ids=["bit for bit", "to rounding", "few bytes, among a liar"],
 )
 def test_peers_end_with_the_weights_of_the_simulation(
     roles: dict[str, str], topology: str, more: dict[str, object], most: float, data: Path, tmp_path: Path
@@ -102,16 +112,16 @@ def test_a_peer_that_hosts_several_clients(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def sites(data: Path, tmp_path: Path) -> dict[str, Path]:
-    """Own data of three sites; the one with labels has some to test with, too."""
+def sites(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Own data of three sites, one of them a folder; the one with labels has some to test with, too."""
+    monkeypatch.setenv("SEMIDFL_DATA", str(tmp_path / "cache"))
     with np.load(data) as whole:
         x, y, x_test, y_test = (whole[name] for name in ("x_train", "y_train", "x_test", "y_test"))
-    some = y[100:300].copy()
-    some[50:] = -1
     np.savez(tmp_path / "north.npz", x_train=x[:100], y_train=y[:100], x_test=x_test, y_test=y_test)
-    np.savez(tmp_path / "south.npz", x_train=x[100:300], y_train=some)
+    for k in range(100, 300):
+        save(tmp_path / "south" / (str(y[k]) if k < 150 else "unlabeled") / f"{k}.png", x[k])
     np.savez(tmp_path / "west.npz", x_train=x[300:])
-    return {name: tmp_path / f"{name}.npz" for name in ("north", "south", "west")}
+    return {"north": tmp_path / "north.npz", "south": tmp_path / "south", "west": tmp_path / "west.npz"}
 
 
 def own_data(tmp_path: Path, sites: dict[str, Path], *more: str) -> Live:
@@ -132,8 +142,9 @@ def test_sites_with_data_of_their_own(sites: dict[str, Path], tmp_path: Path) ->
     finally:
         made.end()
     assert_undisturbed(made, 5)
-    north, west = made.summary("north"), made.summary("west")
+    north, south, west = (made.summary(name) for name in ("north", "south", "west"))
     assert 0 < north["held_out_accuracy"][0] <= 1
+    assert 0 <= south["held_out_accuracy"][0] <= 1  # a fifth of its folder's labels
     assert west["held_out_accuracy"] is None  # it has no labels to be judged by
     assert all(0 <= s["generated_accuracy"][0] <= 1 for s in (north, west))
     assert all(record.get("pseudo_precision", [None]) == [None] for record in made.records("west"))

@@ -141,7 +141,6 @@ _DTYPES = {
     "U8": torch.uint8,
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
-_HALVES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -170,12 +169,12 @@ class Spec:
     tensors: Mapping[str, Expected]
 
     @classmethod
-    def of(cls, own: Mapping[str, Tensor], optional: Mapping[str, Tensor], wire: str) -> "Spec":
+    def of(cls, own: Mapping[str, Tensor], optional: Mapping[str, Tensor]) -> "Spec":
         """`optional` may come or not: a peer that has just joined has not measured its accuracy yet."""
         found = {}
         for name, x in {**optional, **own}.items():
             largest = float(x.abs().amax()) if x.is_floating_point() and x.numel() else 0.0
-            found[name] = Expected(_sent(x.dtype, wire), tuple(x.shape[1:]), largest, name not in optional)
+            found[name] = Expected(x.dtype, tuple(x.shape[1:]), largest, name not in optional)
         return cls(found)
 
     def most(self, clients: int) -> int:
@@ -184,19 +183,11 @@ class Spec:
         return 8 + _LARGEST_HEADER + clients * sum(rows)
 
 
-def _sent(dtype: torch.dtype, wire: str) -> torch.dtype:
-    return _HALVES[wire] or dtype if dtype == torch.float32 else dtype
-
-
-def encode_body(tensors: Mapping[str, Tensor], wire: str = "fp32") -> Body:
-    """Tensors (C, …) to bytes; float32 becomes what `wire` says, at most the largest that this can hold."""
+def encode_body(tensors: Mapping[str, Tensor]) -> Body:
+    """Tensors (C, …) to bytes."""
     ready = {}
     for name, x in tensors.items():
-        dtype = _sent(x.dtype, wire)
         plain = x.detach().cpu()
-        if dtype != plain.dtype:
-            limit = torch.finfo(dtype).max
-            plain = plain.clamp(-limit, limit).to(dtype)
         # A copy where another tensor shares the memory: safetensors refuses such pairs.
         ready[name] = plain.contiguous().clone() if plain._is_view() else plain.contiguous()
     data = save(ready)
@@ -204,7 +195,7 @@ def encode_body(tensors: Mapping[str, Tensor], wire: str = "fp32") -> Body:
 
 
 def decode_body(data: bytearray, digest: bytes, spec: Spec, clients: int) -> dict[str, Tensor]:
-    """The tensors in `data`, which they keep as their memory, each (clients, …) and float32 where it was shortened."""
+    """The tensors in `data`, which they keep as their memory, each (clients, …)."""
     if hashlib.sha256(data).digest() != digest:
         raise Refused(Refusal.HASH, "the content does not fit its hash")
     header, start = _header(data)
@@ -218,7 +209,7 @@ def decode_body(data: bytearray, digest: bytes, spec: Spec, clients: int) -> dic
             x = torch.frombuffer(data, dtype=expected.dtype, count=count, offset=place)
         x = x.reshape(entry.shape)
         _check_values(name, x, expected)
-        tensors[name] = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        tensors[name] = x
     return tensors
 
 

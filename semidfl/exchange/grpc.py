@@ -89,9 +89,9 @@ class GrpcExchange:
         """Publish, ask all neighbours, give what came in time."""
         self.enter(t)
         optional = _optional(topic, tensors)
-        spec = Spec.of(tensors, optional, self.plan.wire)
+        spec = Spec.of(tensors, optional)
         limit = self.plan.deadlines.round + 2 * self.plan.deadlines.transfer + _SLACK
-        answers = self._do(self._meet(t, topic, encode_body(tensors, self.plan.wire), spec), limit)
+        answers = self._do(self._meet(t, topic, encode_body(tensors), spec), limit)
         return self._joined(t, tensors, optional, answers)
 
     def enter(self, t: int) -> None:
@@ -107,7 +107,7 @@ class GrpcExchange:
 
     def collect(self, topic: str, tensors: Mapping[str, Tensor], oldest: int) -> dict[str, Answer]:
         """The newest that each neighbour has under a topic, without waiting for any."""
-        spec = Spec.of(tensors, {}, "fp32")
+        spec = Spec.of(tensors, {})
         return self._do(self._collect(topic, spec, oldest), 2 * self.plan.deadlines.transfer + _SLACK)
 
     def hello(self, least: int) -> dict[str, str]:

@@ -40,7 +40,6 @@ class Plan:
     """rounds that a neighbour's tensors may be behind"""
     discount: float = 0.5
     """weight of tensors one round behind, of what fresh ones have"""
-    wire: str = "fp32"
 
 
 @dataclass

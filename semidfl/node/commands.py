@@ -30,12 +30,13 @@ M (some), U (none). Without an address: 127.0.0.1 and a free port.
   --recipe paper       or demo
   --FIELD value        any field of a run, as in `semidfl run --help`"""
 
-NODE = """usage: semidfl node --federation FILE --name NAME [--data FILE.npz] [--option value …]
+NODE = """usage: semidfl node --federation FILE --name NAME [--data PATH] [--option value …]
 
 Runs a peer: waits for its neighbours, trains with them, ends with its model. The same command again goes on where it
 was stopped or killed.
 
-  --data FILE.npz      this peer's samples: x_train, y_train (-1: no label; left out at role U), x_test, y_test (if any)
+  --data PATH          this peer's samples: a folder of images (docs/own-data.md), or an .npz with x_train, y_train
+                       (-1: no label; left out at role U), x_test and y_test (if any)
   --identity FOLDER    with authority.crt, NAME.crt and NAME.key; default: identity/ beside the federation file
   --folder FOLDER      run folder; default: runs/FEDERATION-NAME
   --overwrite          start anew
@@ -109,7 +110,7 @@ def federation(words: list[str]) -> int:
     made = new_federation(folder, peers, values, sections)
     print(f"written: {folder / 'federation.toml'} ({len(made.peers)} peers, {len(made.graph.edges())} edges)")
     print(f"written: {folder / 'identity'} (give each peer authority.crt and its own two files; keep authority.key)")
-    data = "" if made.dataset else " --data FILE.npz"
+    data = "" if made.dataset else " --data PATH"
     print(f"at each peer: semidfl node --federation {folder / 'federation.toml'} --name NAME{data}")
     return 0
 
@@ -119,7 +120,7 @@ def _top(options: dict[str, str], name: str) -> tuple[dict[str, object], dict[st
     from semidfl.config import Config, full_path, leaves, override
 
     values: dict[str, object] = {"name": name or "federation", "recipe": options.pop("recipe", "paper")}
-    values |= {key: options.pop(key) for key in ("dataset", "topology", "wire") if key in options}
+    values |= {key: options.pop(key) for key in ("dataset", "topology") if key in options}
     values["seed"] = int(_number("seed", options.pop("seed", "0")))
     sections: dict[str, dict[str, object]] = {}
     if "dataset" not in values:

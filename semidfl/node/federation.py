@@ -93,7 +93,6 @@ class Federation:
     """a named data set that the peers share out by the seed; empty: each has its own"""
     deadlines: Deadlines = field(default_factory=Deadlines)
     faults: Faults = field(default_factory=Faults)
-    wire: str = "fp32"
 
     def member(self, name: str) -> Member:
         found = next((peer for peer in self.peers if peer.name == name), None)
@@ -127,7 +126,6 @@ class Federation:
             "images": "\n".join(f"{name} = {value}" for name, value in vars(space).items()),
             "peers": "\n".join(f"{peer.name} {peer.role} {peer.clients}" for peer in self.peers),
             "graph": "\n".join(f"{i} - {j}" for i, j in self.graph.edges()),
-            "wire": self.wire,
         }
 
     @property
@@ -151,7 +149,6 @@ class Federation:
             self.deadlines,
             self.faults.staleness,
             self.faults.discount,
-            self.wire,
         )
 
 
@@ -163,7 +160,7 @@ def _comparable(config: Config) -> Config:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-_TOP = ("name", "recipe", "seed", "dataset", "topology", "edges", "wire", "config", "images", "deadlines", "faults")
+_TOP = ("name", "recipe", "seed", "dataset", "topology", "edges", "config", "images", "deadlines", "faults")
 _GIVEN = {"seed": "seed", "graph.topology": "topology", "data.dataset": "dataset", "graph.clients": "peers"}
 
 
@@ -190,17 +187,12 @@ def _federation(table: dict[str, Any]) -> Federation:
     config = _config(table, peers, dataset)
     images = _images(table, dataset)
     graph = _graph(table, config, peers)
-    wire = _text(table, "wire", "fp32")
-    if wire not in ("fp32", "fp16", "bf16"):
-        raise FederationError(f"wire = {wire!r} is not legal: fp32, fp16 or bf16")
     deadlines = _section(Deadlines, table.get("deadlines", {}), "deadlines")
     faults = _section(Faults, table.get("faults", {}), "faults")
     _check_numbers(deadlines, faults)
     if not dataset and (config.aggregation.weights == "adatest" or any(peer.clients > 1 for peer in peers)):
         raise FederationError("peers with data of their own cannot use adatest, nor host more than one client each")
-    return Federation(
-        _text(table, "name", "federation"), config, images, peers, graph, dataset, deadlines, faults, wire
-    )
+    return Federation(_text(table, "name", "federation"), config, images, peers, graph, dataset, deadlines, faults)
 
 
 def _peers(tables: Any) -> tuple[Member, ...]:

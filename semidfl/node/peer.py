@@ -220,10 +220,10 @@ def _prepare(federation: Federation, name: str, place: Place) -> tuple[Method, C
             raise ConfigError(f"--data is not legal here: all peers share out the data set {federation.dataset!r}")
         return prepare(config, load(federation.dataset), ids, federation.graph)
     if place.data is None:
-        raise ConfigError("--data is missing: an .npz with this peer's own samples")
+        raise ConfigError("--data is missing: a folder or an .npz with this peer's own samples")
     kind = find_method(config.method)
-    space, role = federation.images.space, federation.member(name).role
-    site = load_site(place.data, space, "L" if kind.all_labelled else role)
+    space, role = federation.images.space, "L" if kind.all_labelled else federation.member(name).role
+    site = load_site(place.data, space, role, federation.images.classes, config.data.test, config.seed)
     method = kind(Setup.build(config, federation.graph, space, site.test_images, site.test_labels))
     return method, gather(method, ids, site.shards(method.setup.device))
 

@@ -1,13 +1,14 @@
-"""A site's own data: an .npz with what this peer has, and nothing that only others could know.
+"""A site's own data, and nothing that only others could know: a folder of images (docs/own-data.md), or an .npz.
 
     x_train   (n, H, W) or (n, H, W, ch) uint8
     y_train   (n,) labels, -1 for a sample without one; may be left out where there are none (role U)
     x_test, y_test   held-out samples with labels, to score this peer's model by; may be left out
 
-How many classes there are, what they are called and how images are normalised comes from the federation file.
+Which classes there are, how large images are and how they are normalised comes from the federation file.
 """
 
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from semidfl.data import own
 from semidfl.data.dataset import _UNREADABLE, Images, Labels, _images
 from semidfl.data.shards import Index, Shards, Space
+from semidfl.data.sources import cache_folder
 from semidfl.errors import DataError
 
 __all__ = ["Site", "load_site"]
@@ -38,8 +41,25 @@ class Site:
         return Shards(images.to(device), labels.to(device), labelled, unlabelled)
 
 
-def load_site(path: Path, space: Space, role: str) -> Site:
-    """The data of a site, as its role in the federation says that it has them."""
+def load_site(
+    path: Path, space: Space, role: str, classes: Sequence[str] = (), percent: float = 20.0, seed: int = 0
+) -> Site:
+    """The data of a site, as its role in the federation says that it has them.
+
+    `classes` are the names that a folder's labels must be of; `percent` of them are held out where it has no test/.
+    """
+    site = _folder(path, space, role, classes, percent, seed) if path.is_dir() else _archive(path, space, role)
+    _check_role(path, role, site.labels)
+    return site
+
+
+def _folder(path: Path, space: Space, role: str, classes: Sequence[str], percent: float, seed: int) -> Site:
+    parts = own.load_site(path, classes, space.shape, percent, seed, cache_folder())
+    labels = np.full_like(parts.labels, -1) if role == "U" else parts.labels
+    return Site(parts.images, labels, parts.test_images, parts.test_labels)
+
+
+def _archive(path: Path, space: Space, role: str) -> Site:
     arrays = _read(path)
     if "x_train" not in arrays:
         raise DataError(f"{path}: x_train is missing (it holds {', '.join(sorted(arrays)) or 'nothing'})")
@@ -49,7 +69,6 @@ def load_site(path: Path, space: Space, role: str) -> Site:
         if "y_train" not in arrays:
             raise DataError(f"{path}: y_train is missing, and role {role} says that this peer has labels")
         labels = _labels(path, "y_train", arrays["y_train"], len(images), space.classes, least=-1)
-    _check_role(path, role, labels)
     test, truth = np.zeros((0, *space.shape), dtype=np.uint8), np.zeros(0, dtype=np.int64)
     if "x_test" in arrays and "y_test" in arrays:
         test = _pixels(path, "x_test", arrays["x_test"], space)
@@ -60,7 +79,7 @@ def load_site(path: Path, space: Space, role: str) -> Site:
 def _check_role(path: Path, role: str, labels: Labels) -> None:
     bare, known = int((labels < 0).sum()), int((labels >= 0).sum())
     if role == "L" and bare:
-        raise DataError(f"{path}: {bare} samples have no label (-1), but role L says that all have: make it M")
+        raise DataError(f"{path}: {bare} samples have no label, but role L says that all have: make it M")
     if role != "U" and not known:
         raise DataError(f"{path}: no sample has a label, but role {role} says that some have: make it U")
 
@@ -75,7 +94,7 @@ def _read(path: Path) -> dict[str, npt.NDArray[np.generic]]:
                 arrays[name] = archive[name]
             return arrays
     except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file") from None
+        raise DataError(f"{path}: there is no such file or folder") from None
     except _UNREADABLE as error:
         raise DataError(f"{path}: {name or 'the file'} cannot be read ({error}); expected an .npz archive") from None
 
