@@ -2,8 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from PIL.ImageEnhance import Brightness, Color, Contrast
 from torch.nn import functional as F
 
 from semidfl.config import GraphConfig
@@ -68,6 +71,23 @@ def test_strong_maps_are_rotations_within_bounds() -> None:
     angle = torch.atan2(maps[:, 1, 0], maps[:, 0, 0]).rad2deg()
     assert 19 < float(angle.abs().max()) <= 20
     assert float(maps[:, :, 2].abs().max()) <= 2 * 2 / 8  # two pixels of eight, where the image is two wide
+
+
+def test_colours_change_as_pillow_changes_them() -> None:
+    """Against ImageEnhance, which rounds after each step."""
+    pool = torch.randint(0, 256, (1, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
+    strong = Strong(pad=0, flip=False, rotation=0, scale=0, shear=0, cutout=0)
+    draws, index = Draws.of([0], [0], CPU), torch.zeros(1, 20, dtype=torch.int64)
+    found = strong(pool, index, draws, 3, "x")[0]
+    factors = 0.5 + draws.uniform(3, "x colour", 20, 3)[0]
+    assert float(factors.min()) < 0.6
+    assert float(factors.max()) > 1.4
+    for image, wanted in zip(found, factors.tolist(), strict=True):
+        picture = Image.fromarray(pool[0].permute(1, 2, 0).numpy())
+        for change, factor in zip((Brightness, Contrast, Color), wanted, strict=True):
+            picture = change(picture).enhance(factor)
+        theirs = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        assert int((image.int() - theirs.int()).abs().max()) <= 4
 
 
 def test_the_hole_is_a_square_of_its_size() -> None:

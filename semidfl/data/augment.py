@@ -1,4 +1,4 @@
-"""Augmentation, batched on the device, each sample with its own draw: weak (crop, flip) and strong (affine, cut-out).
+"""Augmentation on the device, each sample with its own draw: weak (crop, flip) and strong (affine, colour, cut-out).
 
 A crop after padding by p is a shift of up to p pixels with zeros coming in, so the weak augmentation
 is one gather from the pool.
@@ -58,7 +58,10 @@ def _shifted(pool: Tensor, index: Tensor, down: Tensor, right: Tensor, mirror: T
 
 @dataclass(frozen=True)
 class Strong:
-    """Strong: the weak one's shift and flip, with rotation, scale and shear, and a square cut out."""
+    """Strong: the weak one's shift and flip, with rotation, scale and shear, and a square cut out.
+
+    Images of three channels change in brightness, contrast and saturation, too.
+    """
 
     pad: int
     flip: bool
@@ -66,6 +69,7 @@ class Strong:
     rotation: float = 20.0  # degrees either way
     scale: float = 0.15
     shear: float = 0.2
+    colour: float = 0.5  # of brightness, contrast and saturation, as factors from 1 - colour to 1 + colour
     cutout: float = 0.35  # side of the square, as a share of the image's
 
     def __call__(self, pool: Tensor, index: Tensor, draws: Draws, t: int, purpose: str) -> Tensor:
@@ -73,6 +77,9 @@ class Strong:
         images = pool[index.flatten()].float()
         grid = F.affine_grid(self._maps(2 * u - 1, images.shape), list(images.shape), align_corners=False)
         turned = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        if images.shape[1] == 3:
+            factors = draws.uniform(t, f"{purpose} colour", *index.shape[1:], 3).flatten(0, -2)
+            turned = _recoloured(turned, 1 + (2 * factors - 1) * self.colour * self.strength)
         kept = turned * ~self._hole(u[:, 7:], images.shape)
         return kept.round().to(torch.uint8).reshape(*index.shape, *pool.shape[1:])
 
@@ -95,3 +102,14 @@ class Strong:
             at = torch.arange(size, device=centre.device) + 0.5
             masks.append((at - centre[:, axis : axis + 1] * size).abs() < self.cutout * self.strength * size / 2)
         return (masks[0][:, :, None] & masks[1][:, None, :])[:, None]
+
+
+def _recoloured(images: Tensor, factors: Tensor) -> Tensor:
+    """(n, 3, H, W) in 0..255; factors (n, 3) of brightness, contrast (about the mean grey) and saturation."""
+    brightness, contrast, saturation = factors[:, :, None, None, None].unbind(1)
+    luma = torch.tensor([0.299, 0.587, 0.114], device=images.device)[:, None, None]  # BT.601
+    images = (images * brightness).clamp(0, 255)
+    mean = (images * luma).sum(1, keepdim=True).mean((2, 3), keepdim=True)
+    images = (mean + (images - mean) * contrast).clamp(0, 255)
+    grey = (images * luma).sum(1, keepdim=True)
+    return (grey + (images - grey) * saturation).clamp(0, 255)
