@@ -83,7 +83,7 @@ class AugmentConfig:
     flip: bool = True
     """horizontal flip with probability one half"""
     strong: float = 0.0
-    """how strongly pseudo-labelled samples are changed for training: rotated, scaled, sheared, recoloured, cut out; 0 is off"""
+    """how strongly pseudo-labelled samples are changed for training: in place, shape and colour, cut out; 0 is off"""
 
 
 @dataclass(frozen=True)
