@@ -5,6 +5,7 @@ cohort of one. `each` is the one place where a cohort is worked on whole, in chu
 """
 
 from collections.abc import Callable, Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
@@ -135,8 +136,21 @@ def each(work: Callable[..., T], size: int, *args: Any) -> T:
     clients = next(len(x) for x in args if isinstance(x, Sized))
     if size >= clients:
         return work(*args)
-    parts = [work(*(take(x, slice(i, i + size)) for x in args)) for i in range(0, clients, size)]
-    return cast(T, _joined(parts))
+    chunks = [slice(i, i + size) for i in range(0, clients, size)]
+    return cast(T, _joined(_side_by_side(lambda rows: work(*(take(x, rows) for x in args)), chunks)))
+
+
+def _side_by_side(work: Callable[[slice], T], chunks: Sequence[slice]) -> list[T]:
+    """The chunks on all threads that torch may use, each on one of them.
+
+    Layers this small are done before a second thread has taken up its part: two chunks at a time, with a thread
+    each, take little more than half the time of one after the other with two.
+    """
+    threads = min(torch.get_num_threads(), len(chunks))
+    if threads == 1 or torch.cuda.is_initialized():
+        return [work(rows) for rows in chunks]
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as crew:
+        return list(crew.map(work, chunks))
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -239,8 +239,6 @@ class ComputeConfig:
     """auto, cpu, cuda or cuda:N"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """arithmetic of UNet and ResNet; auto: bf16 on a GPU; weights stay fp32"""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of the networks; auto: off, the kernels that are there are as fast without waiting for it"""
     chunk: int = 0
     """clients trained together as one stacked network; 1 is a loop; 0: what is fastest"""
     threads: int = 0

@@ -49,15 +49,14 @@ class Setup:
     def build(cls, config: Config, graph: Topology, space: Space, test_images: Images, test_labels: Labels) -> "Setup":
         """From what a peer has that knows no whole data set; it may have no test images."""
         device = choose_device(config)
-        compiled = config.compute.compile == "on"
         c = config.classifier
         return cls(
             config,
             graph,
             space,
             device,
-            build_classifier(config, space, device, compiled),
-            build_generator(config, space, device, compiled),
+            build_classifier(config, space, device),
+            build_generator(config, space, device),
             Optimiser(c.optimizer, c.lr, c.momentum, c.nesterov, c.weight_decay),
             Augment(config.augment.pad, config.augment.flip),
             Strong(config.augment.pad, config.augment.flip, config.augment.strong) if config.augment.strong else None,
@@ -80,11 +79,11 @@ class Setup:
             return compute.chunk
         if self.device.type == "cuda":
             return min(clients, 1000 if network is self.classifier and self.config.classifier.model == "cnn" else 120)
-        # Measured on 2 cores: stacking pays while one client's layers are too small to fill them.
-        small = self.config.classifier.model == "cnn"
+        # Measured on 2 cores: stacking pays while one client's layers are too small to fill a core.
+        most = 50 if self.config.classifier.model == "cnn" else 1
         if network is self.generator:
-            small = self.space.height * self.space.width <= 64
-        return min(clients, 10) if small else 1
+            most = 10 if self.space.height * self.space.width <= 64 else 1
+        return min(most, -(-clients // torch.get_num_threads()))  # chunks run side by side, on a thread each
 
     def uneven(self, clients: int) -> int:
         """As `chunk`, for work on lists of unequal length, which are padded to the longest of a chunk."""
@@ -97,23 +96,23 @@ class Setup:
         return max(16, pixels // (self.space.height * self.space.width * chunk))
 
 
-def build_classifier(config: Config, space: Space, device: torch.device, compiled: bool) -> Network:
+def build_classifier(config: Config, space: Space, device: torch.device) -> Network:
     """The network that the config names, for these images."""
     if config.classifier.model == "resnet18":
-        return Network(lambda: ResNet18(space.channels, space.classes), _dtype(config, device), compiled)
+        return Network(lambda: ResNet18(space.channels, space.classes), _dtype(config, device))
     if min(space.height, space.width) < 4:
         raise ConfigError(f"classifier.model = 'cnn' needs images of at least 4x4, not {space.height}x{space.width}")
     # The CNN is too small to gain from bf16.
-    return Network(lambda: CNN(space.channels, space.height, space.width, space.classes), torch.float32, compiled)
+    return Network(lambda: CNN(space.channels, space.height, space.width, space.classes), torch.float32)
 
 
-def build_generator(config: Config, space: Space, device: torch.device, compiled: bool) -> Generator:
+def build_generator(config: Config, space: Space, device: torch.device) -> Generator:
     """The model of the consensus data space that the config names."""
     dtype = _dtype(config, device)
     if config.generator.kind == "gan":
-        return GAN.of(config.generator, space, dtype, compiled)
+        return GAN.of(config.generator, space, dtype)
     # With "none", too: shapes alone cost nothing, and no method then asks for more.
-    return DiffusionModel.of(config.generator, space, device, dtype, compiled)
+    return DiffusionModel.of(config.generator, space, device, dtype)
 
 
 def _dtype(config: Config, device: torch.device) -> torch.dtype:

@@ -42,7 +42,7 @@ def pixels(seed: int, *shape: int) -> Tensor:
 
 
 def network_of(build: Callable[[], nn.Module]) -> Network:
-    return Network(build, torch.float32, compiled=False)
+    return Network(build, torch.float32)
 
 
 def params_of(network: Network, clients: int) -> Tensor:

@@ -36,7 +36,7 @@ SHAPES = [(1, 8, 8), (3, 7, 10), (2, 5, 3)]
 def gan_of(shape: tuple[int, int, int], width: int = 16, levels: int = 3, lr: float = 2e-4) -> GAN:
     config = GeneratorConfig(kind="gan", width=width, patch=1, levels=levels, gan_lr=lr)
     space = Space(*shape, CLASSES, (0.5,) * shape[0], (0.5,) * shape[0])
-    return GAN.of(config, space, torch.float32, compiled=False)
+    return GAN.of(config, space, torch.float32)
 
 
 def learner_of(gan: GAN, clients: int) -> Learner:
@@ -249,8 +249,7 @@ def test_samples_are_the_same_in_however_many_passes(limit: int) -> None:
     gan, draws, labels = gan_of((1, 8, 8)), draws_of(2), torch.arange(11) % CLASSES
     params, sizes = learner_of(gan, 2).params, []
     whole = gan.sample(3, params, labels, draws, 100)
-    forward = gan.generator._forward
-    gan.generator._forward = lambda p, z, y: sizes.append(z.shape[1]) or forward(p, z, y)
+    gan.generator.module.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].shape[1]))
     parts = gan.sample(3, params, labels, draws, limit)
     assert (whole.int() - parts.int()).abs().max() <= 1
     assert len(set(sizes)) == 1
@@ -272,7 +271,7 @@ def test_one_switch_gives_the_publications_settings() -> None:
 def test_it_paints_pixels_from_where_the_unet_ends(dataset: str, sizes: list[int]) -> None:
     """The UNet's squares of pixels are not for the GAN: it has their resolutions besides."""
     config = recipes.paper(dataset).generator
-    gan = GAN.of(config, Space.of(sources.outline(dataset)), torch.float32, compiled=False)
+    gan = GAN.of(config, Space.of(sources.outline(dataset)), torch.float32)
     assert gan.generator.module.sizes == [(n, n) for n in sizes]
 
 
@@ -301,7 +300,7 @@ def spread(images: Tensor, labels: Tensor) -> float:
 
 def test_an_independent_classifier_sees_the_asked_for_digits(digits: Dataset) -> None:
     """One client with all digits; 0.1 is chance. Not one image a class, either: they must vary as real ones do."""
-    gan = GAN.of(recipes.paper("digits").generator, Space.of(digits), torch.float32, False)
+    gan = GAN.of(recipes.paper("digits").generator, Space.of(digits), torch.float32)
     images, classes = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels).long()
     judge = LogisticRegression(max_iter=1000).fit(images.flatten(1).numpy() / 255, digits.train_labels)
     draws, asked, slots = draws_of(1), torch.arange(300) % 10, torch.arange(20)

@@ -188,7 +188,7 @@ def inputs_of(*shape: int) -> tuple[Tensor, ...]:
     ids=["unet", "unet of squares", "cnn", "discriminator", "resnet"],
 )
 def test_whole_networks(build, inputs: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    network = Network(build, torch.float32, compiled=False)
+    network = Network(build, torch.float32)
     start = network.initial(0).expand(2, -1) + 0.03 * random(7, 2, network.size)
     found = []
     for own in (True, False):

@@ -1,7 +1,8 @@
 """Stacked networks: the same as a loop over single ones, and one alone the same as plain torch layers."""
 
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from helpers import PlainCNN, assert_close, load, network_of, params_of, pixels,
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semidfl.cohort import Learner
+from semidfl.cohort import Learner, each
 from semidfl.learn.descend import descend
 from semidfl.learn.optimise import Optimiser
 from semidfl.models.cnn import CNN
@@ -353,3 +354,37 @@ def test_first_weights_stay_inside_torchs_bounds_and_norms_start_as_torchs() -> 
             assert 0.8 * bound < layer.abs().max().item() <= bound, name
         else:
             assert layer.unique().tolist() == [float(name.endswith("weight"))], name
+
+
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_chunks_on_two_threads_give_what_one_gives() -> None:
+    """Gradients of ten clients, many times: threads that shared a module would mix up their weights."""
+    network = network_of(lambda: CNN(1, 8, 8, 10))
+    params, images = params_of(network, 10), random(1, 10, 4, 1, 8, 8)
+    seen = set()
+
+    def gradient(params: Tensor, images: Tensor) -> Tensor:
+        seen.add(threading.get_ident())
+        leaf = params.requires_grad_()
+        return torch.autograd.grad(network(leaf, images).square().sum(), leaf)[0]
+
+    alone = torch.cat([gradient(params[i : i + 1].clone(), images[i : i + 1].clone()) for i in range(10)])
+    seen.clear()
+    for _ in range(20):
+        assert torch.equal(each(gradient, 1, params, images), alone)
+    assert threading.get_ident() not in seen
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_an_error_in_a_chunk_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        each(lambda x: torch.tensor([6 // int(3 - x)]), 1, torch.arange(5))

@@ -82,7 +82,7 @@ def _rounds(config: Config, device: Device, asked: Asked) -> dict[str, Any]:
     peak = memory.gigabytes()
     if asked.reference:
         reference = Reference.of(method, cohort)
-        reference.round(generate=cohort.synthetic is not None)
+        reference.warm_up(generate=cohort.synthetic is not None)
     for _ in range(asked.rounds):
         ours.append(next(rounds))
         if reference is not None and len(theirs) < asked.reference_rounds:
@@ -98,20 +98,21 @@ def _rounds(config: Config, device: Device, asked: Asked) -> dict[str, Any]:
         "seconds_per_round": typical,
         "fastest_and_slowest": [pick(r["seconds"]["round"] for r in ours) for pick in (min, max)],
         "milliseconds_per_client": 1e3 * typical / len(cohort.ids),
-        "startup_seconds": begun - WARM * typical,
+        "startup_seconds": max(0.0, begun - WARM * typical),
         "first_round_seconds": warm[0]["seconds"]["round"],
         "phases": _phases(seconds, work, device),
         "peak_memory_gib": peak,
     }
-    return result | _compared(theirs, typical)
+    return result | _compared(theirs, typical, reference)
 
 
-def _compared(theirs: Sequence[Mapping[str, float]], ours: float) -> dict[str, Any]:
-    if not theirs:
+def _compared(theirs: Sequence[Mapping[str, float]], ours: float, reference: Reference | None) -> dict[str, Any]:
+    if reference is None:
         return {}
     seconds = {name: statistics.median(r.get(name, 0.0) for r in theirs) for name in theirs[0]}
     typical = seconds.pop("round")
-    return {"reference": {"seconds_per_round": typical, "phases": seconds}, "ratio": typical / ours}
+    found = {"seconds_per_round": typical, "phases": seconds, "threads": reference.threads}
+    return {"reference": found, "ratio": typical / ours}
 
 
 def _cell(configs: Sequence[Config], device: Device, asked: Asked) -> dict[str, Any]:
@@ -176,7 +177,7 @@ def _counts(config: Config, generates: bool) -> dict[str, int]:
 def _reference_cell(config: Config, method: Method, cohort: Cohort, ours: float) -> dict[str, Any]:
     """The reference's cell from one round of each kind, after one that is not counted."""
     reference = Reference.of(method, cohort)
-    reference.round()
+    reference.warm_up(generate=False)
     made = cohort.synthetic is not None
     before = reference.round(test=True)
     after = reference.round(generate=True) if made else before
@@ -188,7 +189,7 @@ def _reference_cell(config: Config, method: Method, cohort: Cohort, ours: float)
     total += count["generate"] * after.get("generate", 0.0) + count["test"] * before["test"]
     phases = {**after, "test": before["test"]}
     phases.pop("round", None)
-    return {"reference": {"cell_seconds": total, "phases": phases}, "ratio": total / ours}
+    return {"reference": {"cell_seconds": total, "phases": phases, "threads": reference.threads}, "ratio": total / ours}
 
 
 def _whole(configs: Sequence[Config], device: Device) -> dict[str, Any]:

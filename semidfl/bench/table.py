@@ -26,7 +26,9 @@ def _one(one: Mapping[str, Any]) -> list[str]:
         lines.append(f"whole, start-up left out: {_seconds(one['cell_seconds'])}{_made_of(one)}")
     if "reference" in one:
         total = one["reference"].get("cell_seconds") or one["reference"]["seconds_per_round"]
-        lines.append(f"plain loop: {_seconds(total)}, so ours is {one['ratio']:.2f} times as fast")
+        threads = one["reference"]["threads"]
+        loop = f"plain loop, on {threads} thread{'s' * (threads > 1)}"
+        lines.append(f"{loop}: {_seconds(total)}, so ours is {one['ratio']:.2f} times as fast")
     if "accuracy" in one:
         lines.append("accuracy: " + " ".join(f"{100 * a:.2f}" for a in one["accuracy"]) + " %")
     lines.append(f"start-up: {_seconds(one['startup_seconds'])}; peak memory {one['peak_memory_gib']:.2f} GiB")

@@ -72,7 +72,7 @@ def probabilities(network: Network, space: Space, params: Tensor, images: Tensor
     parts = []
     for some in images.split(limit, dim=1):
         x = space.normalise(some).expand(clients, *some.shape[1:])
-        parts.append(network.eager(params, x).softmax(dim=2))
+        parts.append(network(params, x).softmax(dim=2))
     return torch.cat(parts, dim=1)
 
 

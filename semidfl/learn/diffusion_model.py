@@ -32,11 +32,9 @@ class DiffusionModel:
     schedule: Schedule
 
     @classmethod
-    def of(
-        cls, config: GeneratorConfig, space: Space, device: torch.device, dtype: torch.dtype, compiled: bool
-    ) -> "DiffusionModel":
+    def of(cls, config: GeneratorConfig, space: Space, device: torch.device, dtype: torch.dtype) -> "DiffusionModel":
         plan = (space.channels, space.classes, config.width, config.levels, config.patch)
-        network = Network(lambda: UNet(*plan), dtype, compiled)
+        network = Network(lambda: UNet(*plan), dtype)
         return cls(config, space, network, Optimiser("adam", config.lr), Schedule.linear(config.steps, device))
 
     @property

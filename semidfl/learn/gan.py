@@ -48,12 +48,12 @@ class GAN:
     optimiser: Optimiser
 
     @classmethod
-    def of(cls, config: GeneratorConfig, space: Space, dtype: torch.dtype, compiled: bool) -> "GAN":
+    def of(cls, config: GeneratorConfig, space: Space, dtype: torch.dtype) -> "GAN":
         # Pixels, not squares of them, and down to where the UNet ends.
         levels = config.levels + (config.patch - 1).bit_length()
         plan = (*space.shape, space.classes, config.width, levels)
-        generator = Network(lambda: GeneratorNet(*plan), dtype, compiled)
-        discriminator = Network(lambda: DiscriminatorNet(*plan), dtype, compiled)
+        generator = Network(lambda: GeneratorNet(*plan), dtype)
+        discriminator = Network(lambda: DiscriminatorNet(*plan), dtype)
         return cls(space, generator, discriminator, Optimiser("adam", config.gan_lr, beta1=0.5))
 
     @property

@@ -50,7 +50,7 @@ class Generator(Protocol):
 def in_passes(draw: Callable[[Tensor, Tensor], Tensor], noise: Tensor, labels: Tensor, limit: int) -> Tensor:
     """draw(noise, label vectors) for noise (C, n, …), labels (C, n, K) -> (C, n, …).
 
-    In equal passes of at most `limit` samples, so that one compiled shape serves all.
+    In equal passes of at most `limit` samples, so that one recording serves all.
     """
     count = labels.shape[1]
     passes = -(-count // max(1, limit))

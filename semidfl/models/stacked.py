@@ -6,7 +6,8 @@ it is the plain network. Modules only declare shapes; the weights of all layers 
 matrix (C, D), so that mixing, optimisers and messages never need to know the network.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, cast
@@ -114,14 +115,14 @@ def _per_channel(x: Tensor) -> Tensor:
 class Network:
     """A module run for all clients at once, with parameters (C, D)."""
 
-    def __init__(self, build: Callable[[], nn.Module], dtype: torch.dtype, compiled: bool) -> None:
-        with torch.device("meta"):  # shapes only: no memory, no global random state
-            self.module = build()
+    def __init__(self, build: Callable[[], nn.Module], dtype: torch.dtype) -> None:
+        self._build = build
+        self.module = self._shapes()
         named = dict(self.module.named_parameters())
         self.shapes = {name: tuple(p.shape) for name, p in named.items()}
         self.sizes = [p.numel() for p in named.values()]
         self.dtype = dtype
-        self._forward = torch.compile(self._run, dynamic=False) if compiled else self._run
+        self._idle = [self.module]
 
     @property
     def size(self) -> int:
@@ -130,18 +131,28 @@ class Network:
 
     def __call__(self, params: Tensor, *inputs: Tensor) -> Tensor:
         """params (C, D), inputs (C, B, …) -> (C, B, …) in float32."""
-        return self._forward(params, *inputs)
-
-    def eager(self, params: Tensor, *inputs: Tensor) -> Tensor:
-        """The same, never compiled: for batches of changing size."""
-        return self._run(params, *inputs)
-
-    def _run(self, params: Tensor, *inputs: Tensor) -> Tensor:
         half = params.to(self.dtype)
         weights = self._by_taps(half) if fused(params) else self.named(half)
         moved = tuple(x.to(self.dtype) if x.is_floating_point() else x for x in inputs)
-        out: Tensor = functional_call(self.module, weights, moved)
+        with self._module() as module:
+            out: Tensor = functional_call(module, weights, moved)
         return out.float()
+
+    @contextmanager
+    def _module(self) -> Iterator[nn.Module]:
+        """One that nobody uses: while it runs, a module holds its caller's weights, so every thread needs its own."""
+        try:
+            module = self._idle.pop()
+        except IndexError:
+            module = self._shapes()
+        try:
+            yield module
+        finally:
+            self._idle.append(module)
+
+    def _shapes(self) -> nn.Module:
+        with torch.device("meta"):  # no memory, no global random state
+            return self._build()
 
     def named(self, params: Tensor) -> dict[str, Tensor]:
         """(C, D) -> name -> (C, *shape), as views, in PyTorch's order of axes."""

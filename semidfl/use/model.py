@@ -43,11 +43,11 @@ class Trained:
 
     @property
     def classifier(self) -> Network:
-        return build_classifier(self.config, self.space, self.device, compiled=False)
+        return build_classifier(self.config, self.space, self.device)
 
     @property
     def generator(self) -> Generator:
-        return build_generator(self.config, self.space, self.device, compiled=False)
+        return build_generator(self.config, self.space, self.device)
 
     @property
     def whose(self) -> str:
@@ -77,7 +77,7 @@ def _load(run: Path, part: str, client: int | None, device: torch.device) -> Tra
         raise RunFolderError(f"{run} has no client {client}: they are {min(files)} to {max(files)}")
     chosen = [client] if client is not None else sorted(files)
     space = _space(files[chosen[0]])
-    network = (build_classifier if part == "classifier" else build_generator)(config, space, device, False)
+    network = (build_classifier if part == "classifier" else build_generator)(config, space, device)
     expected = {name: tuple(x.shape[1:]) for name, x in network.named(torch.empty(1, network.size)).items()}
     # A running sum in double: with a hundred clients the order would else show.
     total = torch.zeros(network.size, dtype=torch.float64)
