@@ -135,22 +135,23 @@ def each(work: Callable[..., T], size: int, *args: Any) -> T:
     """work(*args) on chunks of `size` clients, the results joined; 1 is a loop, all is one stacked call."""
     clients = next(len(x) for x in args if isinstance(x, Sized))
     if size >= clients:
-        return work(*args)
+        return _side_by_side([lambda: work(*args)], clients)[0]
     chunks = [slice(i, i + size) for i in range(0, clients, size)]
-    return cast(T, _joined(_side_by_side(lambda rows: work(*(take(x, rows) for x in args)), chunks)))
+    calls = [lambda rows=rows: work(*(take(x, rows) for x in args)) for rows in chunks]
+    return cast(T, _joined(_side_by_side(calls, clients)))
 
 
-def _side_by_side(work: Callable[[slice], T], chunks: Sequence[slice]) -> list[T]:
-    """The chunks on all threads that torch may use, each on one of them.
+def _side_by_side(calls: Sequence[Callable[[], T]], clients: int) -> list[T]:
+    """On a CPU all at once, each on one of the threads that torch may use; a client alone has them all.
 
-    Layers this small are done before a second thread has taken up its part: two chunks at a time, with a thread
-    each, take little more than half the time of one after the other with two.
+    Layers this small are done before a second thread has taken up its part of one: two chunks at a time take little
+    more than half of what they take one after the other with two threads, and a chunk by itself wants but one.
     """
-    threads = min(torch.get_num_threads(), len(chunks))
-    if threads == 1 or torch.cuda.is_initialized():
-        return [work(rows) for rows in chunks]
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as crew:
-        return list(crew.map(work, chunks))
+    threads = torch.get_num_threads()
+    if threads == 1 or clients == 1 or torch.cuda.is_initialized():
+        return [call() for call in calls]
+    with ThreadPoolExecutor(min(threads, len(calls)), initializer=torch.set_num_threads, initargs=(1,)) as crew:
+        return [done.result() for done in [crew.submit(call) for call in calls]]
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -80,10 +80,12 @@ class Setup:
         if self.device.type == "cuda":
             return min(clients, 1000 if network is self.classifier and self.config.classifier.model == "cnn" else 120)
         # Measured on 2 cores: stacking pays while one client's layers are too small to fill a core.
-        most = 50 if self.config.classifier.model == "cnn" else 1
+        pixels, share = self.space.height * self.space.width, -(-clients // torch.get_num_threads())
         if network is self.generator:
-            most = 10 if self.space.height * self.space.width <= 64 else 1
-        return min(most, -(-clients // torch.get_num_threads()))  # chunks run side by side, on a thread each
+            return min(10, share) if pixels <= 64 else 1
+        if self.config.classifier.model != "cnn":
+            return 1
+        return min(clients, 50, max(share, 2500 // pixels))  # chunks run side by side, but one must be worth a thread
 
     def uneven(self, clients: int) -> int:
         """As `chunk`, for work on lists of unequal length, which are padded to the longest of a chunk."""
