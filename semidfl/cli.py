@@ -54,7 +54,7 @@ USAGE = """usage: semidfl COMMAND …
   federation new FOLDER           the file and the certificates of a new federation
   identity init | issue | show    its authority, keys and certificates
   node --federation F --name A    run a peer; --help of each of these lists its options
-  audit DIR                       what a peer has sent to whom
+  audit DIR [--format text|json]  what a peer has sent to whom
   version
 
 Runs are written to runs/NAME."""

@@ -104,6 +104,8 @@ def test_show(keys: Path, capsys: Any) -> None:
     said = capsys.readouterr().out
     assert f"sha256 {identity.Certificate.read(keys / 'one.crt').fingerprint}" in said
     assert "(365 days)" in said
+    assert main(["identity", "show", "--folder", str(keys), "--format", "json"]) == 0
+    assert {"authority", "one"} <= {one["name"] for one in json.loads(capsys.readouterr().out)}
 
 
 def test_the_deny_list_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +328,9 @@ def test_the_audit_shows_what_left_and_that_nothing_was_taken_out(tmp_path: Path
     assert found.sizes == {("two", "models"): 2003, ("two", "control"): 80, ("three", "counts"): 88}
     assert main(["audit", str(tmp_path)]) == 0
     assert "nothing was taken out or changed" in capsys.readouterr().out
+    assert main(["audit", str(tmp_path), "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {(x["peer"], x["topic"]): x["bytes"] for x in told["sent"]} == found.sizes
 
     lines = (tmp_path / "audit.jsonl").read_text().splitlines(keepends=True)
     for changed in (lines[:1] + lines[2:], [lines[0].replace("1001", "1002"), *lines[1:]]):

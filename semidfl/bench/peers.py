@@ -5,7 +5,6 @@
   which is the sum of their compute, shared out over the cores.
 """
 
-import json
 import logging
 import multiprocessing
 import os
@@ -18,9 +17,9 @@ from typing import Any
 
 import torch
 
+from semidfl.commands.words import as_json, parsed, whole_number
 from semidfl.config import override
 from semidfl.data.sources import load
-from semidfl.errors import ConfigError
 from semidfl.exchange.client import Neighbour
 from semidfl.exchange.grpc import GrpcExchange
 from semidfl.exchange.memory import MemoryExchange
@@ -32,28 +31,27 @@ from semidfl.node.local import Local, free_ports, new_federation
 
 __all__ = ["main", "overhead", "throughput"]
 
-USAGE = "usage: semidfl bench peers [--megabytes 20] [--times 20] [--peers 10] [--rounds 8] [--out FILE.json]"
+USAGE = "semidfl bench peers [--megabytes 20] [--times 20] [--peers 10] [--rounds 8] [--format text|json]"
 
 
 def main(words: list[str]) -> int:
     """Both measurements; what they are held against stands beside them."""
-    values = dict(zip(words[::2], words[1::2], strict=False))
-    known = {"--megabytes": "20", "--times": "20", "--peers": "10", "--rounds": "8", "--out": ""}
-    if len(words) % 2 or set(values) - set(known):
-        raise ConfigError(USAGE)
-    given = known | values
-    numbers = {name: int(given[name]) for name in known if name != "--out"}
-    speed = throughput(numbers["--megabytes"], numbers["--times"])
-    print(f"exchange over mutual TLS, {numbers['--megabytes']} MB a message: {speed:.0f} MB/s (wanted: 150 or more)")
-    cost = overhead(numbers["--peers"], numbers["--rounds"])
+    if words and words[-1] in ("-h", "--help"):
+        print(f"usage: {USAGE}")
+        return 0
+    asked = {"megabytes": 20, "times": 20, "peers": 10, "rounds": 8}
+    _, given = parsed(words, USAGE, 0, asked, ("text", "json"))
+    asked = {name: whole_number(given, name, default, least=1) for name, default in asked.items()}
+    speed = throughput(asked["megabytes"], asked["times"])
+    cost = overhead(asked["peers"], asked["rounds"])
+    if given["format"] == "json":
+        print(as_json({"asked": asked, "megabytes_per_second": speed, **cost}))
+        return 0
+    print(f"exchange over mutual TLS, {asked['megabytes']} MB a message: {speed:.0f} MB/s (wanted: 150 or more)")
     print(
-        f"a round of {numbers['--peers']} peers: {cost['round']:.3f} s; its compute, shared out over "
+        f"a round of {asked['peers']} peers: {cost['round']:.3f} s; its compute, shared out over "
         f"{cost['cores']:.0f} cores: {cost['compute']:.3f} s; ratio {cost['ratio']:.2f} (wanted: 2 or less)"
     )
-    if given["--out"]:
-        asked = {name.removeprefix("--"): number for name, number in numbers.items()}
-        text = json.dumps({"asked": asked, "megabytes_per_second": speed, **cost}, indent=2)
-        Path(given["--out"]).write_text(text + "\n", encoding="utf-8")
     return 0
 
 

@@ -19,18 +19,19 @@ from typing import Any
 
 import numpy as np
 
+from semidfl.commands.words import as_json, parsed, whole_number
 from semidfl.config import Config, override, to_toml
 from semidfl.data.sources import load
 from semidfl.errors import ConfigError
 
 __all__ = ["Figures", "main", "measure"]
 
-HELP = """usage: semidfl bench ray [--clients N,…] [--rounds N] [--actors N] [--json FILE]
+HELP = """usage: semidfl bench ray [--clients N,…] [--rounds N] [--actors N] [--format text|json]
 
   --clients N,…   numbers of clients to measure (1000)
   --rounds N      of each run; the first is left out of the time, where there are more (3)
   --actors N      of Ray, one core each (2)
-  --json FILE     write the figures there, too"""
+  --format json   all figures, for another program"""
 
 _SAMPLES = 10
 """labelled samples a client"""
@@ -60,36 +61,30 @@ def main(words: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(HELP)
         return 0
-    clients, rounds, actors, file = _options(words)
+    clients, rounds, actors, form = _options(words)
     found = []
-    print(f"{'clients':>7} {'engine':>7} {'s/round':>8} {'ms/client':>9} {'start s':>8} {'exch. s':>8} ", end="")
-    print(f"{'MB/round':>8} {'peak MiB':>8} {'ratio':>6}", flush=True)
+    if form == "text":
+        print(f"{'clients':>7} {'engine':>7} {'s/round':>8} {'ms/client':>9} {'start s':>8} {'exch. s':>8} ", end="")
+        print(f"{'MB/round':>8} {'peak MiB':>8} {'ratio':>6}", flush=True)
     with tempfile.TemporaryDirectory(prefix="semidfl-bench-") as folder:
         for count in clients:
             data = _digits(Path(folder), count)
             pair = [measure(config_of(count, rounds, data, engine, actors)) for engine in ("memory", "ray")]
-            for one in pair:
+            for one in pair if form == "text" else []:
                 print(_row(one, one.seconds / pair[0].seconds), flush=True)
             found += pair
-    if file:
-        rows = [vars(one) | {"ms_per_client": one.per_client} for one in found]
-        Path(file).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if form == "json":
+        print(as_json([vars(one) | {"ms_per_client": one.per_client} for one in found]))
     return 0
 
 
 def _options(words: Sequence[str]) -> tuple[list[int], int, int, str]:
-    found = {"--clients": "1000", "--rounds": "3", "--actors": "2", "--json": ""}
-    if len(words) % 2 or any(word not in found for word in words[::2]):
-        raise ConfigError(HELP.splitlines()[0])
-    found |= dict(zip(words[::2], words[1::2], strict=True))
-    try:
-        clients = [int(word) for word in found["--clients"].split(",")]
-        rounds, actors = int(found["--rounds"]), int(found["--actors"])
-    except ValueError:
-        raise ConfigError(HELP.splitlines()[0]) from None
-    if min([*clients, rounds, actors]) < 1 or min(clients) < 6:
-        raise ConfigError("semidfl bench ray: --clients at least 6, --rounds and --actors at least 1")
-    return clients, rounds, actors, found["--json"]
+    usage = HELP.splitlines()[0].removeprefix("usage: ")
+    _, given = parsed(words, usage, 0, ("clients", "rounds", "actors"), ("text", "json"))
+    counts = given.get("clients", "1000").split(",")
+    clients = [whole_number({"clients": count}, "clients", 0, least=6) for count in counts]
+    rounds, actors = (whole_number(given, *pair, least=1) for pair in (("rounds", 3), ("actors", 2)))
+    return clients, rounds, actors, given["format"]
 
 
 def config_of(clients: int, rounds: int, data: Path, engine: str, actors: int) -> Config:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from semidfl.commands.words import as_json, parsed
 from semidfl.errors import ConfigError, FederationError, nearest
 
 __all__ = ["audit", "federation", "identity", "local_federation", "node"]
@@ -14,7 +15,7 @@ IDENTITY = """usage: semidfl identity COMMAND … [--folder identity]
   issue NAME [--days 365]          make a key and certificate for a peer
   issue NAME --request FILE        sign the request of a peer that has made its key by itself
   request NAME                     at a peer: make a key, which never leaves, and NAME.csr for the authority
-  show [FILE …]                    fingerprints and expiry
+  show [FILE …] [--format json]    fingerprints and expiry
 
 A peer needs authority.crt, NAME.crt and NAME.key. A name or fingerprint in denied.txt is refused from then on."""
 
@@ -57,7 +58,7 @@ Starts a whole federation on this machine, each peer a process with its own cert
 def identity(words: list[str]) -> int:
     from semidfl.node import identity as made
 
-    words, options = _options(words, IDENTITY, {"folder", "days", "request"})
+    words, options = _options(words, IDENTITY, {"folder", "days", "request", "format"})
     folder = Path(options.get("folder", "identity"))
     match words:
         case ["init"]:
@@ -71,8 +72,8 @@ def identity(words: list[str]) -> int:
             paths = [Path(file) for file in files] or sorted(folder.glob("*.crt"))
             if not paths:
                 raise ConfigError(f"{folder} holds no certificates")
-            for path in paths:
-                print(_line(made.Certificate.read(path)))
+            found = [made.Certificate.read(path) for path in paths]
+            print(as_json(found) if _format(options) == "json" else "\n".join(map(_line, found)))
         case _:
             raise ConfigError(IDENTITY)
     return 0
@@ -235,9 +236,17 @@ def _roles(count: int) -> str:
 def audit(words: list[str]) -> int:
     from semidfl.node.audit import sum_up
 
-    if len(words) != 1 or words[0].startswith("-"):
-        raise ConfigError("usage: semidfl audit DIR: what a peer's run folder says has left the machine")
-    found = sum_up(Path(words[0]))
+    (folder,), given = parsed(words, "semidfl audit DIR [--format text|json]", 1, formats=("text", "json"))
+    found = sum_up(Path(folder))
+    if given["format"] == "json":
+        rows = [
+            {"peer": peer, "topic": topic, "times": count, "bytes": found.sizes[peer, topic]}
+            | {"tensors": sorted(found.tensors.get(topic, ()))}
+            for (peer, topic), count in sorted(found.messages.items())
+        ]
+        span = {"lines": found.lines, "first": found.first, "last": found.last}
+        print(as_json(span | {"sent": rows, "broken": found.broken}))
+        return int(bool(found.broken))
     print(f"{found.lines} lines from {found.first} to {found.last}")
     for (peer, topic), count in sorted(found.messages.items()):
         names = ", ".join(sorted(found.tensors.get(topic, ()))) or "no tensors"
@@ -249,6 +258,13 @@ def audit(words: list[str]) -> int:
         return 1
     print("  every line follows from the one before: nothing was taken out or changed")
     return 0
+
+
+def _format(options: dict[str, str]) -> str:
+    form = options.get("format", "text")
+    if form not in ("text", "json"):
+        raise ConfigError(f"--format {form} is not legal: text or json")
+    return form
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
