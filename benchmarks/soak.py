@@ -24,6 +24,7 @@ def federation(folder: Path, peers: int, rounds: int, seed: int) -> Local:
     members = {f"p{k:02d}": (role, f"127.0.0.1:{port}") for k, (role, port) in enumerate(places)}
     # Light, so that the network is what is tried: few steps, pseudo-labels for the last quarter, no generator.
     config = {"rounds": rounds, "data.alpha": 1.0, "generator.kind": "none", "classifier.iterations": 5}
+    config["compute.report"] = False
     config["pseudo.start"] = 3 * rounds // 4
     made = new_federation(
         folder,

@@ -30,7 +30,7 @@ PROCESSES.set_forkserver_preload(["federations", "faults"])
 
 QUICK: dict[str, object] = {
     path: value for path, value in TINY.items() if not path.startswith(("graph.", "name", "data.dataset", "compute."))
-} | {"method": "dfl-lb", "rounds": 5, "classifier.iterations": 3, "evaluation.every": 1}
+} | {"method": "dfl-lb", "rounds": 5, "classifier.iterations": 3, "evaluation.every": 1, "compute.report": False}
 """labels only: rounds of a few hundredths of a second"""
 SHORT = {"hello": 20.0, "round": 3.0, "transfer": 3.0, "linger": 3.0, "alone": 20.0}
 """deadlines"""

@@ -22,7 +22,7 @@ from semidfl.record.checkpoint import load_model
 
 FULL: dict[str, object] = {
     path: value for path, value in TINY.items() if not path.startswith(("graph.", "name", "data.dataset", "compute."))
-}
+} | {"compute.report": False}
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +136,13 @@ def own_data(tmp_path: Path, sites: dict[str, Path], *more: str) -> Live:
 
 
 def test_sites_with_data_of_their_own(sites: dict[str, Path], tmp_path: Path) -> None:
-    made = own_data(tmp_path, sites)
+    made = own_data(tmp_path, sites, "--compute.report", "true")
     try:
         made.ends(*sites)
     finally:
         made.end()
     assert_undisturbed(made, 5)
+    assert_written_up(made)
     north, south, west = (made.summary(name) for name in ("north", "south", "west"))
     assert 0 < north["held_out_accuracy"][0] <= 1
     assert 0 <= south["held_out_accuracy"][0] <= 1  # a fifth of its folder's labels
@@ -153,6 +154,21 @@ def test_sites_with_data_of_their_own(sites: dict[str, Path], tmp_path: Path) ->
     assert {peer for peer, _ in found.sizes} == {"south"}  # the only neighbour
     assert found.tensors["models"] == {"classifier", "generator", "accuracy"}
     assert set(found.tensors) == {"models", "classifiers", "counts", "control"}  # and no image
+
+
+def assert_written_up(made: Live) -> None:
+    """A report and a model card at every peer, each with what it knows."""
+    north, west = made.run_folder("north"), made.run_folder("west")
+    for folder, result in ((north, made.summary("north")["held_out_accuracy"][0]), (west, None)):
+        page, card = (folder / "report.html").read_text(), (folder / "model_card.md").read_text()
+        shown = "no test" if result is None else f"{100 * result:.2f} %"
+        assert f">{shown}<" in page
+        assert "each peer&#39;s own" in page
+        assert ("Not known: this peer has no held-out labels" if result is None else f"**{shown}**") in card
+    assert (north / "confusion.json").is_file()
+    assert not (west / "confusion.json").is_file()
+    assert main(["report", str(north), str(west), "--out", str(north / "both.html")]) == 0
+    assert main(["compare", str(north), str(west)]) == 2
 
 
 def test_the_same_without_certificates(sites: dict[str, Path], tmp_path: Path) -> None:

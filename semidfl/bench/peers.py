@@ -129,7 +129,8 @@ def overhead(peers: int, rounds: int) -> dict[str, float]:
         members = {f"p{k}": (roles[k], f"127.0.0.1:{port}") for k, port in enumerate(ports)}
         values = {"name": "bench", "recipe": "paper", "dataset": "digits"}
         values["topology"] = "fig1" if peers == 10 else "ring"
-        made = new_federation(folder, members, values, {"config": {"rounds": rounds, "compute.deterministic": True}})
+        config = {"rounds": rounds, "compute.deterministic": True, "compute.report": False}
+        made = new_federation(folder, members, values, {"config": config})
         alone = _alone(override(made.config, {"compute.threads": 1, "compute.device": "cpu"}))
         with Local(folder, made, ("--compute.threads", "1", "--compute.device", "cpu")) as local:
             local.start_all()

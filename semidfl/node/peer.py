@@ -5,6 +5,7 @@ clients.
 """
 
 import logging
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from semidfl.errors import CheckpointError, ConfigError, FederationError, Stoppe
 from semidfl.exchange.grpc import GrpcExchange
 from semidfl.exchange.plan import Meeting
 from semidfl.exchange.refuse import Tally
-from semidfl.experiment import Rounds, _checkpoint, _save_samples, gather, prepare, save_models, train
+from semidfl.experiment import Rounds, _checkpoint, _save_samples, gather, prepare, save_models, test, train
 from semidfl.methods import Method, find_method
 from semidfl.node.audit import Audit, sum_up
 from semidfl.node.deny import DenyList
@@ -30,8 +31,10 @@ from semidfl.node.federation import Federation
 from semidfl.node.identity import DENIED, Identity
 from semidfl.node.site import load_site
 from semidfl.record import checkpoint
-from semidfl.record.clients import write_clients
+from semidfl.record.card import model_card
+from semidfl.record.clients import write_clients, write_confusion
 from semidfl.record.folder import RunFolder
+from semidfl.report.html import at_the_end
 from semidfl.setup import Setup
 from semidfl.stop import Stop
 
@@ -73,10 +76,13 @@ def run_peer(
             with GrpcExchange(federation.plan(name), identity, audit, log, denied.holds) as exchange:
                 on_tally(exchange.tally)
                 log.info("round %d of %d, listening on port %d", done + 1, federation.config.rounds, exchange.port)
-                return Peer(federation, name, method, cohort, exchange, kept, audit, log).live(done)
+                summary = Peer(federation, name, method, cohort, exchange, kept, audit, log).live(done)
         finally:
             audit.flush(federation.config.rounds)
             audit.close()
+    if method.setup.config.compute.report:  # last, when no neighbour waits for anything any more
+        at_the_end(place.folder)
+    return summary
 
 
 class Peer:
@@ -117,11 +123,20 @@ class Peer:
                     self._catch_up(rounds, restarted=False)
         save_models(self.kept, self.method, self.cohort)
         summary = self._summary()
-        self.kept.write_summary(summary)
+        self._write_up(summary)
         self.log.info("done: %s", _score_text(summary))
         if unserved := self.exchange.finish():
             self.log.warning("leaves although %s never said that they have all they need", ", ".join(sorted(unserved)))
         return summary
+
+    def _write_up(self, summary: dict[str, Any]) -> None:
+        """What a simulated run leaves behind, too, as far as this peer knows it."""
+        setup, mean = self.method.setup, math.nan
+        if setup.test_labels.numel():
+            write_confusion(self.kept, setup, self.cohort)
+            mean = float(test(setup, self.cohort.classifier.params.mean(0, keepdim=True)))
+        self.kept.write_text("model_card.md", model_card(setup, self.cohort, summary, mean))
+        self.kept.write_summary(summary)
 
     def _record(self, record: dict[str, Any]) -> None:
         """A round is over: keep it, offer its models to whoever has to catch up, say how it went."""

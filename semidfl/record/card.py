@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from semidfl.cohort import Cohort
     from semidfl.setup import Setup
 
-__all__ = ["model_card"]
+__all__ = ["model_card", "tested_clients"]
 
 _ROLES = {"L": "labelled only (L)", "M": "labelled and unlabelled (M)", "U": "unlabelled only (U)"}
 _FEW = 100
@@ -19,19 +19,22 @@ _FEW = 100
 
 
 def model_card(setup: "Setup", cohort: "Cohort", summary: Mapping[str, Any], mean_model: float) -> str:
-    """Markdown, from what the run knows by itself; `mean_model`: accuracy of the mean of all clients' weights."""
+    """Markdown, from what the run knows by itself; `mean_model`: accuracy of the mean of its clients' weights.
+
+    A peer of a federation knows its own data and scores only; one without held-out labels has a `mean_model` of NaN.
+    """
     config, space = setup.config, setup.space
     names = space.names or tuple(map(str, range(space.classes)))
-    tested = setup.test_labels.numel()
+    tested, who = setup.test_labels.numel(), "no client" if len(cohort.ids) == setup.clients else "this peer never"
     parts = [
         f"# Model card: {config.name}",
         f"{_network(config)} for {space.width}x{space.height} {'grey' if space.channels == 1 else 'colour'} images in "
-        f"{space.classes} classes ({_listed(names)}), trained by {len(cohort.ids)} clients that share models and no "
+        f"{space.classes} classes ({_listed(names)}), trained by {setup.clients} clients that share models and no "
         f"data ([SemiDFL](https://doi.org/10.1609/aaai.v39i18.34090), method `{config.method}`).",
         "## Data",
         _data(setup, cohort),
         _labels(cohort, names),
-        f"Test part: {tested} images that no client trained on.",
+        f"Test part: {tested} images that {who} trained on.",
         "## Accuracy",
         _accuracy(summary, mean_model, tested, space.classes),
         "## Recipe",
@@ -42,15 +45,21 @@ def model_card(setup: "Setup", cohort: "Cohort", summary: Mapping[str, Any], mea
         "## Limits",
         "\n".join(f"- {line}" for line in _limits(config, any(cohort.shards.unlabelled.held))),
         "## Use it",
-        f"```\nsemidfl predict {_folder(config)} --input FOLDER_OR_IMAGE\n"
-        f"semidfl export {_folder(config)} --format onnx\n```\n"
+        f"```\nsemidfl predict {_folder(config, summary)} --input FOLDER_OR_IMAGE\n"
+        f"semidfl export {_folder(config, summary)} --format onnx\n```\n"
         "`models/` holds one file a client; the commands use the mean of all unless `--client N` says otherwise.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _folder(config: Config) -> str:
-    return f"runs/{config.name}"
+def _folder(config: Config, summary: Mapping[str, Any]) -> str:
+    return f"runs/{summary['federation']}-{config.name}" if "federation" in summary else f"runs/{config.name}"
+
+
+def tested_clients(summary: Mapping[str, Any]) -> list[float]:
+    """The accuracy of each client of a run, or of a peer on its own held-out labels: none where it has none."""
+    found = summary.get("per_client", summary.get("held_out_accuracy"))
+    return [value or 0.0 for value in found or []]  # a model that gives NaN knows nothing
 
 
 def _network(config: Config) -> str:
@@ -64,8 +73,11 @@ def _listed(names: Sequence[str], most: int = 20) -> str:
 def _data(setup: "Setup", cohort: "Cohort") -> str:
     """A row a role: how many clients, how many images."""
     labelled, unlabelled = cohort.shards.labelled.held, cohort.shards.unlabelled.held
+    whole = len(cohort.ids) == setup.clients
     lines = [
-        f"Data set: `{setup.config.data.dataset}`.",
+        f"Data set: `{setup.config.data.dataset}`."
+        if whole
+        else "What this peer holds; of the others' data it knows nothing.",
         "",
         "| role | clients | labelled images | unlabelled images |",
     ]
@@ -88,11 +100,15 @@ def _labels(cohort: "Cohort", names: Sequence[str]) -> str:
 
 
 def _accuracy(summary: Mapping[str, Any], mean_model: float, tested: int, classes: int) -> str:
-    clients = summary["per_client"]
+    clients = tested_clients(summary)
+    if not clients:
+        judged = summary.get("generated_accuracy")
+        known = f" On samples of its own generator: {100 * judged[0]:.2f} %." if judged else ""
+        return f"Not known: this peer has no held-out labels.{known}"
     rough = f" {tested} test images are few: a single one is {100 / tested:.1f} points." if tested < _FEW else ""
     return (
-        f"**{100 * summary['accuracy']:.2f} %**, mean over the clients and the last tests "
-        f"(over the clients: standard deviation {100 * summary['std_over_clients']:.2f}, "
+        f"**{100 * float(np.mean(clients)):.2f} %**, mean over the clients and the last tests "
+        f"(over the clients: standard deviation {100 * float(np.std(clients)):.2f}, "
         f"lowest {100 * min(clients):.2f}, highest {100 * max(clients):.2f}). "
         f"The mean of their weights, which `predict` and `export` use, has {100 * mean_model:.2f} % "
         f"after the last round; guessing gives {100 / classes:.1f} % if classes are equally frequent.{rough}"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from semidfl.config import Config, config_hash, from_toml, leaves
 from semidfl.errors import RunFolderError, SemiDFLError
+from semidfl.record.card import tested_clients
 from semidfl.record.folder import read_records
 from semidfl.report.stats import bootstrap, holm, wilcoxon
 
@@ -30,8 +31,8 @@ class Run:
 
     @property
     def accuracies(self) -> npt.NDArray[np.float64]:
-        """Of every client, in 0..1; a model that gives NaN knows nothing."""
-        return np.array([value or 0.0 for value in self.summary["per_client"]], dtype=np.float64)
+        """Of every client, in 0..1."""
+        return np.array(tested_clients(self.summary), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,12 @@ def _read(folder: str | Path) -> Run:
         raise RunFolderError(f"the run {folder} is not finished: semidfl resume {folder}")
     try:
         config = from_toml((folder / "config.toml").read_text(encoding="utf-8"))
-        return Run(folder, config, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+        run = Run(folder, config, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{folder} cannot be read: {error}") from None
+    if not len(run.accuracies):
+        raise RunFolderError(f"{folder} has no result to compare: that peer has no held-out labels")
+    return run
 
 
 def _refuse_unequal(runs: Sequence[Run]) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from semidfl import __version__
-from semidfl.config import to_toml
+from semidfl.config import Config, to_toml
 from semidfl.errors import SemiDFLError
 from semidfl.record.atomic import explain, replacing
+from semidfl.record.card import tested_clients
 from semidfl.record.history import History
 from semidfl.report import portraits
 from semidfl.report.compare import Comparison, compare, gather
@@ -120,7 +121,8 @@ def _labelled_curves(runs: Sequence[History]) -> dict[str, Any]:
 
 def _chapter(run: History) -> Chapter:
     values, summary = _result(run), run.summary or {}
-    headline = f"{100 * values.mean():.2f} %" if len(values) else "no test yet"
+    nothing = "no test" if run.status == "finished" else "no test yet"
+    headline = f"{100 * values.mean():.2f} %" if len(values) else nothing
     rows, columns = run.clients.samples.get("clients", []), run.clients.samples.get("classes", [])
     return Chapter(
         name=run.name,
@@ -135,10 +137,14 @@ def _chapter(run: History) -> Chapter:
         clients=_client_rows(run, values)[:_ROWS],
         left_out=max(0, len(run.clients.own) - _ROWS),
         config=to_toml(run.config).strip(),
-        commands=[
-            f"semidfl run {shlex.quote(str(run.folder / 'config.toml'))} --name {shlex.quote(run.name + '-again')}"
-        ],
+        commands=[_command(run, summary)],
     )
+
+
+def _command(run: History, summary: dict[str, Any]) -> str:
+    if "federation" in summary:
+        return f"semidfl node --federation {summary['federation']}/federation.toml --name {summary['name']} --data PATH"
+    return f"semidfl run {shlex.quote(str(run.folder / 'config.toml'))} --name {shlex.quote(run.name + '-again')}"
 
 
 _FIGURES = {
@@ -155,7 +161,7 @@ _FIGURES = {
 def _result(run: History) -> Any:
     """The accuracy of every client: the result's, or of the last tests so far."""
     if run.summary:
-        return np.array([x or 0.0 for x in run.summary["per_client"]], dtype=np.float64)
+        return np.array(tested_clients(run.summary), dtype=np.float64)
     values = np.nan_to_num(run.table("accuracy")[1])
     return values[-run.config.evaluation.last :].mean(0) if len(values) else np.zeros(0)
 
@@ -181,7 +187,7 @@ def _facts(run: History, summary: dict[str, Any]) -> list[tuple[str, str]]:
     versions = ", ".join(f"{name} {version}" for name, version in summary.get("versions", {}).items())
     facts = [
         ("method", c.method if c.variant == "paper" else f"{c.method}, {c.variant}"),
-        ("data", f"{c.data.dataset}, {c.data.ratio:g} % labelled, Dirichlet α = {c.data.alpha:g}"),
+        ("data", _data(c)),
         ("graph", f"{c.graph.topology}, {len(known.roles)} clients ({roles})"),
         ("rounds", f"{run.rounds} of {c.rounds}, a result is the mean of the last {c.evaluation.last} tests"),
         ("seed", str(c.seed)),
@@ -191,6 +197,12 @@ def _facts(run: History, summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("versions", versions),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _data(c: Config) -> str:
+    if c.data.dataset == "own":  # so says the config of a peer whose data nobody shares out
+        return "each peer's own"
+    return f"{c.data.dataset}, {c.data.ratio:g} % labelled, Dirichlet α = {c.data.alpha:g}"
 
 
 def _pictures(run: History) -> list[tuple[int, str]]:
