@@ -159,6 +159,7 @@ def test_sites_with_data_of_their_own(sites: dict[str, Path], tmp_path: Path) ->
 def assert_written_up(made: Live) -> None:
     """A report and a model card at every peer, each with what it knows."""
     north, west = made.run_folder("north"), made.run_folder("west")
+    assert f"semidfl predict runs/{made.federation.name}-north --input" in (north / "model_card.md").read_text()
     for folder, result in ((north, made.summary("north")["held_out_accuracy"][0]), (west, None)):
         page, card = (folder / "report.html").read_text(), (folder / "model_card.md").read_text()
         shown = "no test" if result is None else f"{100 * result:.2f} %"

@@ -27,7 +27,7 @@ def model_card(setup: "Setup", cohort: "Cohort", summary: Mapping[str, Any], mea
     names = space.names or tuple(map(str, range(space.classes)))
     tested, who = setup.test_labels.numel(), "no client" if len(cohort.ids) == setup.clients else "this peer never"
     parts = [
-        f"# Model card: {config.name}",
+        f"# Model card: {_name(summary)}",
         f"{_network(config)} for {space.width}x{space.height} {'grey' if space.channels == 1 else 'colour'} images in "
         f"{space.classes} classes ({_listed(names)}), trained by {setup.clients} clients that share models and no "
         f"data ([SemiDFL](https://doi.org/10.1609/aaai.v39i18.34090), method `{config.method}`).",
@@ -45,15 +45,16 @@ def model_card(setup: "Setup", cohort: "Cohort", summary: Mapping[str, Any], mea
         "## Limits",
         "\n".join(f"- {line}" for line in _limits(config, any(cohort.shards.unlabelled.held))),
         "## Use it",
-        f"```\nsemidfl predict {_folder(config, summary)} --input FOLDER_OR_IMAGE\n"
-        f"semidfl export {_folder(config, summary)} --format onnx\n```\n"
+        f"```\nsemidfl predict runs/{_name(summary)} --input FOLDER_OR_IMAGE\n"
+        f"semidfl export runs/{_name(summary)} --format onnx\n```\n"
         "`models/` holds one file a client; the commands use the mean of all unless `--client N` says otherwise.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _folder(config: Config, summary: Mapping[str, Any]) -> str:
-    return f"runs/{summary['federation']}-{config.name}" if "federation" in summary else f"runs/{config.name}"
+def _name(summary: Mapping[str, Any]) -> str:
+    """As the run folder is called, unless the user chose another."""
+    return "-".join(summary[key] for key in ("federation", "name") if key in summary)
 
 
 def tested_clients(summary: Mapping[str, Any]) -> list[float]:
