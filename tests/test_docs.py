@@ -24,8 +24,9 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines if re.match(r"semidfl [a-z]", line)]
 
 
-def test_the_reference_is_current() -> None:
-    done = subprocess.run([sys.executable, ROOT / "docs" / "reference.py", "--check"], capture_output=True, text=True)
+@pytest.mark.parametrize("script", ["reference.py", "results.py"])
+def test_what_is_generated_is_current(script: str) -> None:
+    done = subprocess.run([sys.executable, ROOT / "docs" / script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
