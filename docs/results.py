@@ -20,8 +20,8 @@ results/. What is not here has not been run to its end on this version; single r
 
 `digits` is not in the paper: it is a stand-in of 8x8 images that two CPU cores train in minutes. Its `paper` recipe
 is the paper's, scaled down to 60 rounds of 10 steps, which is too short for pseudo-labels that start in the first
-round: there labels alone do better ([why](log.md#2026-11-15-the-table-on-digits)). The `demo` recipe shows what the method
-can do on the same data.
+round: there labels alone do better ([why](log.md#2026-11-15-the-table-on-digits)). The `demo` recipe shows what the
+method can do on the same data.
 """
 
 
