@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from semidfl.config import Config, config_hash, full_path, leaves
+from semidfl.data.own import with_sites
 from semidfl.data.sources import load
 from semidfl.errors import ConfigError, SemiDFLError
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import finish, keep, prepare, take_up, train
 from semidfl.methods import find_method
 from semidfl.record.atomic import replacing
+from semidfl.record.clients import write_clients
 from semidfl.record.folder import read_records
 from semidfl.together import open_folder
 
@@ -84,6 +86,8 @@ def plan(make: Callable[[dict[str, str]], Config], flags: Mapping[str, str]) -> 
     if len(found) > _MOST:
         raise ConfigError(f"{len(found)} trials are too many: at most {_MOST}")
     unique = {config_hash(trial.config): trial for trial in found}
+    if search == "halving" and "rounds" in tried:
+        raise ConfigError("--search halving compares trials of as many rounds: rounds cannot be searched")
     if search == "halving" and (blind := [t for t in unique.values() if not _generates(t.config)]):
         what = f"method {blind[0].config.method!r} with generator {blind[0].config.generator.kind!r}"
         raise ConfigError(f"--search halving judges by accuracy on generated data, and {what} generates none")
@@ -132,11 +136,11 @@ def _draw(value: str, whole: bool, random: np.random.Generator) -> str:
     return str(round(x)) if whole else f"{x:.4g}"
 
 
-def rungs(config: Config) -> list[int]:
-    """The rounds after which the best third goes on; none before there is anything to judge by."""
-    first = config.generator.start + _LAST - 1
-    steps = [max(first, math.ceil(config.rounds / _THIRD**k)) for k in (2, 1)]
-    return [*dict.fromkeys(r for r in steps if r < config.rounds), config.rounds]
+def rungs(configs: Sequence[Config]) -> list[int]:
+    """The rounds after which the best third goes on; none before there is anything to judge all of them by."""
+    first, rounds = max(config.generator.start for config in configs) + _LAST - 1, configs[0].rounds
+    steps = [max(first, math.ceil(rounds / _THIRD**k)) for k in (2, 1)]
+    return [*dict.fromkeys(r for r in steps if r < rounds), rounds]
 
 
 def sweep(make: Callable[[dict[str, str]], Config], flags: Mapping[str, str]) -> list[Path]:
@@ -148,7 +152,7 @@ def sweep(make: Callable[[dict[str, str]], Config], flags: Mapping[str, str]) ->
     print(f"{len(trials)} trials, kept in {folder}", flush=True)
     try:
         with _workers(trials[0].config) as work:
-            _search(trials, rungs(trials[0].config) if search == "halving" else [], work)
+            _search(trials, rungs([trial.config for trial in trials]) if search == "halving" else [], work)
     finally:  # stopped, too: of whatever is known
         files = _write(folder, trials)
     if all(trial.failed for trial in trials):
@@ -201,10 +205,13 @@ def _tried(config: Config, folder: Path, until: int) -> Any:
 def advance(config: Config, folder: Path, until: int) -> tuple[int, float, float, float]:
     """Trains a trial until a round, from wherever it stands: rounds done, judged, tested, seconds."""
     records = read_records(folder)
-    if len(records) < until:
-        method, cohort = prepare(config, load(config.data.dataset, config.data, config.seed))
+    if len(records) < until or (until == config.rounds and not (folder / "summary.json").is_file()):
+        data = load(config.data.dataset, config.data, config.seed)
+        config = with_sites(config, data)
+        method, cohort = prepare(config, data)
         with open_folder(config, folder) as kept:
             rounds = train(config, method, cohort, MemoryExchange(cohort.ids), take_up(kept, config, cohort) + 1)
+            write_clients(kept, data.classes, method.setup, cohort)
             while rounds.t <= until:
                 record = next(rounds)
                 keep(config, method, kept, record, lambda: cohort, stopping=record["round"] == until)

@@ -25,6 +25,7 @@ from semidfl.experiment import prepare, train
 from semidfl.record import checkpoint, parts
 from semidfl.sweep import plan, rungs
 from semidfl.topology import Topology
+from tests.folders import save
 from tests.helpers import Scene, scenes
 from tests.helpers import topology as graph_of
 from tests.small import tiny
@@ -285,6 +286,7 @@ def test_random_trials_stay_in_their_ranges_and_are_the_same_again() -> None:
         ({"clasifier.lr": "0.1,0.2"}, "did you mean 'classifier.lr'"),
         ({"seed": "1,2", "method": "dfl-lb", "search": "halving"}, "generates none"),
         ({"seed": "1,2", "generator.kind": "none", "search": "halving"}, "generates none"),
+        ({"rounds": "4,2", "search": "halving"}, "rounds cannot be searched"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused(flags: dict[str, str], words: str) -> None:
@@ -294,9 +296,9 @@ def test_a_sweep_that_cannot_be_is_refused(flags: dict[str, str], words: str) ->
 
 def test_rungs_begin_where_there_is_something_to_judge_by() -> None:
     config = override(Config(), {"rounds": 90, "generator.start": 5})
-    assert rungs(config) == [10, 30, 90]
-    assert rungs(override(config, {"generator.start": 20})) == [22, 30, 90]
-    assert rungs(override(config, {"generator.start": 90})) == [90]
+    assert rungs([config]) == [10, 30, 90]
+    assert rungs([config, override(config, {"generator.start": 20})]) == [22, 30, 90]
+    assert rungs([override(config, {"generator.start": 90}), config]) == [90]
 
 
 def test_halving_trains_the_best_further_from_where_they_stood(
@@ -323,8 +325,38 @@ def test_halving_trains_the_best_further_from_where_they_stood(
     kept, _ = checkpoint.load_model(folder / "checkpoints/round-000006.safetensors")
     for i, state in rows_of(straight[1]).items():
         assert [name for name, x in state.items() if not torch.equal(x, kept[name][i])] == []
-    assert main(words) == 0  # nothing is trained again
+    assert (folder / "clients.json").is_file()
+    (folder / "summary.json").unlink()  # killed between the last round and the end
+    assert main(words) == 0  # nothing is trained again, but it ends
     assert (tmp_path / "runs/s/sweep.csv").read_text().splitlines() == table
+    assert (folder / "summary.json").is_file()
+
+
+def test_a_sweep_on_sites_has_a_client_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEMIDFL_DATA", str(tmp_path / "cache"))
+    for site, k in itertools.product("abc", range(8)):
+        save(tmp_path / "sites" / site / str(k % 2) / f"{k}.png", np.full((8, 8), 9 * k, np.uint8))
+    words = ["sweep", "paper", "--dataset=sites", "--rounds=1", "--topology=full", "--generator.kind=none"]
+    words += ["--classifier.lr=0.1,0.2"]
+    assert main([*words, "--clients=2"]) == 2
+    assert "holds 3 sites" in capsys.readouterr().err
+    assert main([*words, "--clients=3"]) == 0
+
+
+@pytest.mark.parametrize("wrong", [["--roles", "UUUU"], ["--method", "nothing"], ["--dataset", "none.npz"]])
+def test_a_run_that_cannot_be_replaces_no_other(
+    wrong: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.chdir(tmp_path)
+    fixed = [f"--{path}={value}" for path, value in vars_of(tiny(rounds=1, compute__report=False))]
+    assert main(["run", "paper", *fixed, "--name=x"]) == 0
+    before = sorted(path.name for path in (tmp_path / "runs/x").rglob("*"))
+    assert main(["run", "paper", *fixed, *wrong, "--name", "x", "--overwrite", "--engine", "ray"]) == 2
+    assert sorted(path.name for path in (tmp_path / "runs/x").rglob("*")) == before
 
 
 def vars_of(config: Config) -> list[tuple[str, object]]:

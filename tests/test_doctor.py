@@ -68,6 +68,7 @@ def test_ports() -> None:
         assert look_at_port(port).state == "bad"
     assert look_at_port(port).state == "ok"
     assert look_at_port(port, "192.0.2.1").state == "bad"
+    assert look_at_port(99999).text == "there is no such port"
 
 
 # --- certificates -----------------------------------------------------------------------------------------------------

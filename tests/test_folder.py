@@ -267,6 +267,15 @@ def test_a_class_of_damaged_files_only(tmp_path: Path) -> None:
 def test_too_few_labels_to_test(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="2 labels are too few to keep one for testing"):
         load_folder(lay(tmp_path, "cat/1.png", "dog/2.png"), DataConfig(), 0)
+    report = check_folder(tmp_path, DataConfig())
+    assert not report.usable
+    assert "too few to keep one for testing" in report.faults[0].text
+
+
+def test_a_link_that_leads_nowhere_is_unreadable(tmp_path: Path) -> None:
+    lay(tmp_path, *(f"{c}/{c}{k}.png" for c in ("cat", "dog") for k in range(5)))
+    (tmp_path / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    assert any("gone.png" in text for _, text in faults(tmp_path))
 
 
 # --- the test part ----------------------------------------------------------------------------------------------------

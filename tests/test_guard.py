@@ -78,4 +78,5 @@ def test_the_token_moves_into_a_cookie() -> None:
 
 def test_loopback_addresses() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "127.8.9.1", "localhost", "::1")] == [True] * 4
-    assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org")] == [False] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "127.example.org")] == [False] * 4
+    assert ask(Guard(page, ""), "/", host="127.0.0.2:8470") == PASSED

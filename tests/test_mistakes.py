@@ -275,6 +275,7 @@ def test_options_that_do_not_exist(finished: Path, capsys: pytest.CaptureFixture
         (["export", run, "--format", "onx"], ["--format onx is not legal", "did you mean 'onnx'"]),
         (["export"], ["usage: semidfl export RUN"]),
         (["generate", run, "--n", "0"], ["--n 0 is not legal"]),
+        (["generate", run, "--seed", "9" * 30], ["is not legal: it must be a whole number"]),
         (["data", "check"], ["usage: semidfl data"]),
         (["data", "check", "digits", "--size=3"], ["data.size = 3 is not legal"]),
         (["data", "list", "--format=xml"], ["--format xml is not legal"]),

@@ -116,7 +116,7 @@ def test_clients_in_actors_end_with_the_bits_they_end_with_in_memory(
         assert set(record["ray"]["bytes"]) == {"classifiers", "counts", "models"}
         # Fewer than all edges are cut, and a client goes to an actor once, however many neighbours it has there.
         assert all(0 < n < sum(record["bytes_sent"][topic]) for topic, n in record["ray"]["bytes"].items())
-        assert 0 <= record["seconds"]["waiting"] <= record["seconds"]["exchange"] <= record["seconds"]["round"]
+        assert 0 <= record["ray"]["waiting"] <= record["ray"]["exchange"] <= record["seconds"]["round"]
     assert len(list((result.folder / "samples").glob("*.png"))) == 2
     assert not list(result.folder.glob(".seen-*"))
     assert actors_left(ray) == 0

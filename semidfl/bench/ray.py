@@ -137,7 +137,7 @@ def _figures(config: Config, records: list[dict[str, Any]], peak: int) -> Figure
     # The first round makes tables and warms caches; the last one tests. Neither is a usual round's time.
     usual = records[1:] or records
     seconds = fmean(r["seconds"]["round"] - r["seconds"].get("test", 0.0) for r in usual)
-    exchange = fmean(r["seconds"].get("exchange", 0.0) - r["seconds"].get("waiting", 0.0) for r in usual)
+    exchange = fmean(r["ray"]["exchange"] - r["ray"]["waiting"] if "ray" in r else 0.0 for r in usual)
     sent = fmean(sum(r.get("ray", {}).get("bytes", {}).values()) for r in usual)
     startup = records[0].get("ray", {}).get("startup", 0.0)
     accuracy = fmean(records[-1]["accuracy"])

@@ -19,7 +19,7 @@ from semidfl.cluster.fleet import Fleet, Lost, merged
 from semidfl.cluster.start import check_ray, cluster, place_of
 from semidfl.config import Config, to_toml
 from semidfl.data.own import with_sites
-from semidfl.data.sources import is_folder, load
+from semidfl.data.sources import load
 from semidfl.errors import CheckpointError, SemiDFLError, Stopped
 from semidfl.exchange.attack import hostile
 from semidfl.experiment import Result, summarise
@@ -39,12 +39,16 @@ _FAULTS = 3
 
 def run(config: Config, folder: str | Path = "", overwrite: bool = False, progress: Progress | None = None) -> Result:
     """Runs an experiment on Ray; `folder` defaults to runs/NAME and must be one that all nodes see."""
-    check_ray(config.compute.ray_address)  # before a folder is made
-    if is_folder(config.data.dataset):  # how many clients there are is for the data to say
-        config = with_sites(config, load(config.data.dataset, config.data, config.seed))
+    # All that can be refused is refused before a folder is made, or an old run replaced.
+    check_ray(config.compute.ray_address)
+    find_method(config.method)
+    config = with_sites(config, load(config.data.dataset, config.data, config.seed))
+    topology.build(config.graph, config.seed)
     path = Path(folder or Path("runs") / config.name)
-    with RunFolder.create(path, to_toml(config), overwrite) as kept, progress or Progress() as shown:
-        return go_on(config, kept, shown)
+    with cluster(config) as ray:  # stays up for `go_on`
+        place_of(ray, config)
+        with RunFolder.create(path, to_toml(config), overwrite) as kept, progress or Progress() as shown:
+            return go_on(config, kept, shown)
 
 
 def go_on(config: Config, kept: RunFolder, shown: Progress) -> Result:
@@ -56,8 +60,7 @@ def go_on(config: Config, kept: RunFolder, shown: Progress) -> Result:
         with _closing(Fleet(ray, config, graph, kept.path, place)) as fleet:
             fleet.start(config.compute.actors or place.room)
             drive = _Drive(config, kept, shown, fleet)
-            drive.take_up(first=True)
-            fleet.ask([fleet.actors[0].introduce.remote()])
+            drive.begin()
             drive.startup = time.perf_counter() - started
             shown.note(f"{fleet.blocks.words()}; up after {drive.startup:.1f} s")
             shown.start(config.rounds, drive.done + 1, list(graph.roles))
@@ -86,6 +89,15 @@ class _Drive:
         self.startup = 0.0
         self.summary: dict[str, Any] | None = None
         self.sink: TensorBoard | None = None
+
+    def begin(self) -> None:
+        """All actors up, with their clients' data, where the run stands; the first writes down who holds what."""
+        try:
+            self.take_up()
+            self.fleet.ask([self.fleet.actors[0].introduce.remote()])
+        except Lost as lost:  # out of memory, say
+            self._recover(lost)
+            self.begin()
 
     def to_the_end(self, stop: Stop) -> None:
         """Round after round; a loss throws it back to the last checkpoint."""
@@ -122,9 +134,9 @@ class _Drive:
         """One round, and whether it is the last for now."""
         started = time.perf_counter()
         records = self.fleet.everyone("step")
-        sent = [record.pop("ray")["bytes"] for record in records]
+        told = [record.pop("ray") for record in records]
         record = merged(records, self.members)
-        record["ray"] = self._figures(sent)
+        record["ray"] = self._figures(told)
         record["seconds"]["round"] = round(time.perf_counter() - started, 6)
         self.done = record["round"]
         if self.done > self._furthest:
@@ -136,14 +148,16 @@ class _Drive:
         self.shown.update(self.done, record)
         return stopping
 
-    def _figures(self, sent: list[dict[str, int]]) -> dict[str, Any]:
-        """What only a run on Ray has to tell of a round."""
-        blocks = self.fleet.blocks
+    def _figures(self, told: list[dict[str, Any]]) -> dict[str, Any]:
+        """What only a run on Ray has to tell of a round; times are those of the slowest actor."""
+        blocks, sent = self.fleet.blocks, [one["bytes"] for one in told]
         topics = dict.fromkeys(topic for one in sent for topic in one)
         figures: dict[str, Any] = {
             "actors": len(blocks.members),
             "cut_edges": blocks.cut,
             "bytes": {topic: sum(one.get(topic, 0) for one in sent) for topic in topics},
+            "exchange": max(one["exchange"] for one in told),
+            "waiting": max(one["waiting"] for one in told),
         }
         if self.startup:  # in the first round after a start
             figures["startup"], self.startup = round(self.startup, 3), 0.0
@@ -155,7 +169,7 @@ class _Drive:
         self.kept.append(record)
         if "generated_kept" in record:
             self._pictures()
-        if stopping or (every and (self.done == self.config.rounds or self.done % every == 0)):
+        if stopping or self.done == self.config.rounds or (every and self.done % every == 0):
             self.kept.sync()
             self.fleet.everyone("save", self.done)
             parts.forget_others(self.kept.checkpoints, len(self.members))
@@ -185,7 +199,7 @@ class _Drive:
         text = f"{gone} actors were lost in round {at} ({lost}); from round {self.done + 1} on with "
         self.shown.note(text + self.fleet.blocks.words())
 
-    def take_up(self, first: bool = False) -> None:
+    def take_up(self) -> None:
         """Bring all actors to the newest checkpoint that all can read; to the start where there was none yet."""
         there = parts.rounds(self.kept.checkpoints)
         for done in there:
@@ -197,15 +211,15 @@ class _Drive:
                     raise
                 self.shown.note(f"{error}; trying the checkpoint before it")
         else:
-            self._from_the_start(first, bool(there))
+            self._from_the_start(bool(there))
             done = 0
         self.kept.truncate(done)
         self.done = done
 
-    def _from_the_start(self, first: bool, unreadable: bool) -> None:
+    def _from_the_start(self, unreadable: bool) -> None:
         """A new run begins here. One that has lost an actor may, if no more is lost than a checkpoint would save."""
         every = self.config.compute.checkpoint_every
-        if unreadable or not (first or 0 <= self.done <= every > 0):
+        if unreadable or self.done > every:
             what = "no checkpoint can be read" if unreadable else "there is no checkpoint"
             raise CheckpointError(
                 f"an actor is lost after round {self.done} and {what} in {self.kept.checkpoints}: the run has to start "

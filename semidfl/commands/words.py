@@ -42,11 +42,11 @@ def parsed(
     return list(words[:first]), given
 
 
-def whole_number(given: dict[str, str], name: str, default: int, least: int = 0) -> int:
+def whole_number(given: dict[str, str], name: str, default: int, least: int = 0, most: int = 10**18) -> int:
     """The whole number of an option."""
     text = given.get(name, str(default))
-    if not text.isdecimal() or int(text) < least:
-        raise ConfigError(f"--{name} {text} is not legal: it must be a whole number from {least}")
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise ConfigError(f"--{name} {text} is not legal: it must be a whole number from {least} to {most}")
     return int(text)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from semidfl.config import DataConfig
 from semidfl.data.faults import NOTE, STOP, Fault, content_faults, file_faults
-from semidfl.data.own import Own, own_folder, parts_of
+from semidfl.data.own import Own, dataset_of, own_folder, parts_of
+from semidfl.errors import DataError
 
 __all__ = ["FolderReport", "Site", "check_folder"]
 
@@ -59,6 +60,11 @@ def check_folder(path: Path, data: DataConfig, seed: int = 0) -> FolderReport:
     """Reads every image; raises only where there is no folder or nothing in it."""
     own = own_folder(path, data, cache=None)
     faults = [*content_faults(own.listing, own.pictures), *file_faults(own.listing, own.unreadable)]
+    if all(fault.kind != STOP for fault in faults):
+        try:
+            dataset_of(own, data.test, seed)  # as a run would
+        except DataError as error:
+            faults.append(Fault(STOP, str(error)))
     channels, height, width = own.pixels.images.shape[1:]
     train, test, unlabelled, sites = _counts(own, data.test, seed, whole=all(f.kind != STOP for f in faults))
     return FolderReport(

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -141,7 +142,8 @@ def _alike(paths: Sequence[Path]) -> list[list[int]]:
     """Groups of places with equal content; only files of equal length are read."""
     by_size: dict[int, list[int]] = defaultdict(list)
     for place, path in enumerate(paths):
-        by_size[path.stat().st_size].append(place)
+        with suppress(OSError):  # a link that leads nowhere is reported as unreadable
+            by_size[path.stat().st_size].append(place)
     by_content: dict[bytes, list[int]] = defaultdict(list)
     for places in by_size.values():
         for place in places if len(places) > 1 else []:

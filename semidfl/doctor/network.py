@@ -46,6 +46,8 @@ def look_at_port(port: int, host: str = "127.0.0.1") -> Finding:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except OverflowError:
+            return Finding(f"port {port}", BAD, "there is no such port", "choose one from 1024 to 65535")
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 advice = f"choose another, or end what listens there (`ss -ltnp | grep :{port}` shows it)"
@@ -70,7 +72,7 @@ def look_at_certificates(folder: Path) -> Iterator[Finding]:
         what = f"certificate {file.stem}"
         try:
             found = x509.load_pem_x509_certificate(file.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:
             yield Finding(what, BAD, f"{file} is no certificate: {error}", "issue it anew")
             continue
         yield _validity(what, file.stem, found.not_valid_before_utc, found.not_valid_after_utc)
@@ -152,7 +154,7 @@ def _reach(peer: str, address: str, context: ssl.SSLContext | None) -> Finding:
         return Finding(what, BAD, f"{address}: no answer within {_PATIENCE:g} s", "is a firewall in between?")
     except ConnectionRefusedError:
         return Finding(what, BAD, f"{address}: nothing listens there", "is it started? `semidfl node` on that machine")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         return Finding(what, BAD, f"{address}: {error}", "check the address in the federation file")
 
 

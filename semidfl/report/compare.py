@@ -96,6 +96,11 @@ def gather(folders: Sequence[str | Path]) -> list[Group]:
     runs: dict[str, dict[int, Run]] = {}
     for run in map(_read, folders):
         alike = runs.setdefault(config_hash(replace(run.config, seed=0)), {})
+        if run.config.seed in alike and run.summary.get("name") != alike[run.config.seed].summary.get("name"):
+            raise SemiDFLError(
+                f"{run.folder} and {alike[run.config.seed].folder} are peers of one run, not two runs: "
+                "`semidfl watch` and `semidfl report` show them side by side"
+            )
         if run.config.seed in alike:
             raise SemiDFLError(f"{run.folder} and {alike[run.config.seed].folder} are the same run: give it once")
         alike[run.config.seed] = run
@@ -117,6 +122,8 @@ def _read(folder: str | Path) -> Run:
         run = Run(folder, config, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{folder} cannot be read: {error}") from None
+    if not isinstance(run.summary, dict):
+        raise RunFolderError(f"{folder}/summary.json is not one of a run")
     if not len(run.accuracies):
         raise RunFolderError(f"{folder} has no result to compare: that peer has no held-out labels")
     return run

@@ -95,10 +95,12 @@ def _config(run: Path) -> Config:
         raise RunFolderError(f"{run} is not a run folder: config.toml is missing; name one such as runs/NAME") from None
     except OSError as error:
         raise RunFolderError(f"{run}/config.toml cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise RunFolderError(f"{run}/config.toml is not text: it is damaged") from None
 
 
 def _files(run: Path, part: str) -> dict[int, Path]:
-    found = {int(p.stem.rpartition("-")[2]): p for p in sorted((run / "models").glob(f"{part}-*.safetensors"))}
+    found = {int(p.stem.rpartition("-")[2]): p for p in sorted((run / "models").glob(f"{part}-[0-9]*.safetensors"))}
     if found:
         return found
     if part == "generator" and any((run / "models").glob("classifier-*.safetensors")):

@@ -7,6 +7,7 @@ point here. So only names of this machine are answered there, and no request tha
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -18,12 +19,14 @@ Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _COOKIE = "semidfl-token"
-_LOCAL = {"127.0.0.1", "localhost", "::1"}
 
 
 def is_loopback(host: str) -> bool:
     """Whether an address is this machine's own."""
-    return host in _LOCAL or host.startswith("127.")
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 class Guard:
@@ -54,7 +57,7 @@ class Guard:
         if "origin" in headers and urlsplit(headers["origin"]).netloc != host:
             return "this page answers no other site's requests"
         if not self.token:
-            return None if _name(host) in _LOCAL else f"open it as http://127.0.0.1 or localhost, not as {host!r}"
+            return None if is_loopback(_name(host)) else f"open it as http://127.0.0.1 or localhost, not as {host!r}"
         given = query.get("token") or _cookie(headers.get("cookie", ""))
         if hmac.compare_digest(given.encode(), self.token.encode()):
             return None
