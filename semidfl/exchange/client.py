@@ -49,7 +49,8 @@ def channel_options(name: str, secure: bool) -> list[tuple[str, Any]]:
         ("grpc.max_receive_message_length", CHUNK + 4096),
         # How soon a lost neighbour is looked for again is for `pauses` to say.
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        # Not a pause: the time that one attempt gets. A distant peer needs several round trips for TCP and TLS.
+        ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.max_reconnect_backoff_ms", 500),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
@@ -67,24 +68,34 @@ class Line:
         self._hello, self._bye = channel.unary_unary(hello), channel.unary_unary(bye)
 
     async def fetch(
-        self, t: int, topic: str, oldest: int, spec: Spec, wait: float, transfer: float, newest: int
+        self,
+        t: int,
+        topic: str,
+        oldest: int,
+        spec: Spec,
+        wait: float,
+        transfer: float,
+        newest: int,
+        ready: float = _SOON,
     ) -> Answer:
         """What the neighbour published of round t, or the nearest it has from `oldest` to `newest`.
 
-        It may `wait` for the round; then its head must come soon, and all of it within `transfer` seconds.
+        It may `wait` for the round; then its head must come within `ready` seconds or a part of the wait, and all of it
+        within `transfer` seconds.
         """
         self._allowed()
         ask = Ask(PROTOCOL, self.me, self.agreement, os.urandom(16), t, topic, oldest, wait)
         words = encode(ask)
         self.ledger.control(self.peer.name, len(words))
         # A neighbour that has vanished without a word must not cost a whole transfer.
-        soon = wait + min(transfer, max(_SOON, wait / 4))
+        soon = wait + min(transfer, max(ready, wait / 4))
         call = self._fetch(words, timeout=soon + transfer)
         head: Head | None = None
         try:
             head = self._checked(await asyncio.wait_for(call.read(), soon), ask, newest)
             if not head.size:
                 return Answer(0, head.at, None)
+            spec = spec if head.round == t else spec.of_another_round
             data = await self._body(call, head, spec, transfer)
             tensors = await asyncio.to_thread(decode_body, data, head.digest, spec, len(head.clients))
             return Answer(head.round, head.at, tensors, head.size)
@@ -94,6 +105,8 @@ class Line:
             if head is not None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise Refused(Refusal.SLOW, f"{topic} did not arrive within {transfer:g} s") from None
             raise _translated(error) from None
+        except Exception as error:
+            raise _surprise(error) from error
         finally:
             call.cancel()
 
@@ -138,6 +151,8 @@ class Line:
             answer = decode(Hello, self.seal.open(await self._hello(words, timeout=timeout), self.peer.name))
         except grpc.aio.AioRpcError as error:
             raise _translated(error) from None
+        except Exception as error:
+            raise _surprise(error) from error
         if answer.sender != self.peer.name:
             raise Refused(Refusal.WRONG_ID, f"{answer.sender!r} answers in the place of {self.peer.name!r}")
         if answer.nonce != mine.nonce:
@@ -167,6 +182,11 @@ class Line:
 
 
 _UNTRUSTED = ("certificate", "Hostname Verification", "Custom verification", "handshake failed")
+
+
+def _surprise(error: Exception) -> Exception:
+    """Whatever a neighbour's bytes may cause that nobody thought of: it is refused, and training goes on."""
+    return error if isinstance(error, Refused) else Refused(Refusal.GARBAGE, f"{type(error).__name__}: {error!s:.100}")
 
 
 def _translated(error: Any) -> Exception:

@@ -12,7 +12,7 @@ hash when all is there, names, types and shapes before any tensor is made, value
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -46,7 +46,12 @@ _LARGEST_HEADER = 1 << 16
 _LARGEST_ROUND = 10**9
 _BEYOND = 1000.0
 """times one's own largest number: nothing that training makes is further away"""
-_WITHIN = {"accuracy": (0.0, 1.0), "counts": (0.0, 2.0**40)}
+_WITHIN = {
+    "accuracy": (0.0, 1.0),
+    "counts": (0.0, 2.0**40),
+    "labelled": (0.0, 2.0**40),
+    "predicted": (-1000.0, 1000.0),  # shares of classes, which gossip may carry a little beyond 0 and 1
+}
 """what some tensors can only be; an accuracy of 1000 would make its owner's weight infinite (Eq. 12)"""
 _LARGEST_COUNT = 2.0**40
 
@@ -177,6 +182,21 @@ class Spec:
             found[name] = Expected(x.dtype, tuple(x.shape[1:]), largest, name not in optional)
         return cls(found)
 
+    def after(self, earlier: "Spec | None") -> "Spec":
+        """With what was shared in earlier rounds: a neighbour in another round may send what is not due in this one."""
+        if earlier is None or earlier.tensors.keys() <= self.tensors.keys():
+            return self
+        return Spec({name: replace(e, needed=False) for name, e in earlier.tensors.items()} | dict(self.tensors))
+
+    @property
+    def of_another_round(self) -> "Spec":
+        """The same where nothing must be there, since other things may have been due then."""
+        return Spec({name: replace(e, needed=False) for name, e in self.tensors.items()})
+
+    @property
+    def needed(self) -> set[str]:
+        return {name for name, e in self.tensors.items() if e.needed}
+
     def most(self, clients: int) -> int:
         """Bytes that a body of this many clients may have at most."""
         rows = (math.prod(e.row) * e.dtype.itemsize for e in self.tensors.values())
@@ -234,7 +254,7 @@ def _header(data: bytearray) -> tuple[dict[str, _Entry], int]:
 
 
 def _check_header(header: Mapping[str, _Entry], spec: Spec, clients: int, start: int, size: int) -> None:
-    needed = {name for name, e in spec.tensors.items() if e.needed}
+    needed = spec.needed
     if not needed <= set(header) <= set(spec.tensors):
         unlike = sorted(needed.symmetric_difference(header))[:3]
         raise Refused(Refusal.NAMES, f"the tensors differ in {unlike!r:.100}")
@@ -268,5 +288,7 @@ def _check_values(name: str, x: Tensor, expected: Expected) -> None:
         raise Refused(Refusal.NOT_FINITE, f"{name} holds NaN or infinity")
     limit = _BEYOND * (1 + expected.largest) if x.is_floating_point() else _LARGEST_COUNT
     least, most = _WITHIN.get(name, (-limit, limit))
+    if name.endswith(".scale"):  # of int8: a number is up to 127 times its scale
+        least, most = 0.0, _BEYOND * (1 / 127 + expected.largest)
     if low < least or high > most:
         raise Refused(Refusal.RANGE, f"{name} runs from {low:.3g} to {high:.3g}, expected {least:.3g} to {most:.3g}")

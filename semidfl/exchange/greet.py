@@ -17,6 +17,8 @@ from semidfl.node.retry import pauses
 
 __all__ = ["Greeting"]
 
+_GRACE = 2.0
+"""seconds that a restarted peer gives all its neighbours to answer, before those that have are enough"""
 _EVERY = 5.0
 """seconds between two lines of the log that say who is waited for"""
 
@@ -33,13 +35,17 @@ class Greeting:
     at: dict[str, int]
     """the round that each neighbour was last seen in"""
 
-    async def barrier(self, least: int) -> dict[str, str]:
+    async def barrier(self, least: int, restarted: bool) -> dict[str, str]:
         until = time.monotonic() + self.plan.deadlines.hello
+        least, enough = min(least, len(self.lines)), time.monotonic() + _GRACE
+        self.server.mailbox.waits = not restarted
         why = dict.fromkeys(self.lines, "not heard of yet")
         tasks = [asyncio.create_task(self._greet(name, until, why)) for name in self.lines]
         said = time.monotonic()
         while why and time.monotonic() < until:
             await asyncio.wait(tasks, timeout=0.2)
+            if restarted and len(tasks) - len(why) >= max(1, least) and time.monotonic() > enough:
+                break
             if len(why) == len(tasks) and all(reason.startswith("disagrees") for reason in why.values()):
                 break  # it is this peer's own file that is wrong
             if why and time.monotonic() - said > _EVERY:
@@ -48,9 +54,10 @@ class Greeting:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.server.mailbox.waits = True
         # What a peer said of itself explains more than that it has left.
         why |= {who: f"disagrees: {text}" for who, text in self.server.disputes.items() if who in why}
-        if len(self.lines) - len(why) < min(least, len(self.lines)):
+        if len(self.lines) - len(why) < least:
             text = "; ".join(f"{who}: {reason}" for who, reason in why.items())
             raise FederationError(
                 f"too few neighbours came (deadlines.hello is {self.plan.deadlines.hello:g} s): {text}"

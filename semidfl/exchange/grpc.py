@@ -6,7 +6,8 @@ A peer publishes its tensors and asks each neighbour for theirs, all at once. Ev
   weight, or left out;
 - one that cannot be reached is tried again with growing pauses up to the deadline; in the next rounds the deadline
   halves, down to a short probe, so that a dead neighbour does not slow down the others for ever;
-- one whose answer is refused is left out of that round.
+- one whose answer is refused is left out of that round; one that trickles also of the next, and each time of twice as
+  many.
 
 `Shared` then simply lacks it.
 """
@@ -65,6 +66,9 @@ class GrpcExchange:
         self._t = 0
         self._absent: Counter[str] = Counter()  # rounds in a row in which a neighbour could not be reached
         self._taken: dict[tuple[str, str], int] = {}  # last round taken of a neighbour and topic
+        self._trickled: Counter[str] = Counter()  # times in a row that a neighbour did not finish what it began
+        self._spared: dict[str, int] = {}  # until which round such a one is not asked
+        self._specs: dict[str, Spec] = {}  # of each topic, all that this peer has shared under it
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="exchange", daemon=True)
 
@@ -89,7 +93,7 @@ class GrpcExchange:
         """Publish, ask all neighbours, give what came in time."""
         self.enter(t)
         optional = _optional(topic, tensors)
-        spec = Spec.of(tensors, optional)
+        spec = self._specs[topic] = Spec.of(tensors, optional).after(self._specs.get(topic))
         limit = self.plan.deadlines.round + 2 * self.plan.deadlines.transfer + _SLACK
         answers = self._do(self._meet(t, topic, encode_body(tensors), spec), limit)
         return self._joined(t, tensors, optional, answers)
@@ -108,11 +112,15 @@ class GrpcExchange:
     def collect(self, topic: str, tensors: Mapping[str, Tensor], oldest: int) -> dict[str, Answer]:
         """The newest that each neighbour has under a topic, without waiting for any."""
         spec = Spec.of(tensors, {})
-        return self._do(self._collect(topic, spec, oldest), 2 * self.plan.deadlines.transfer + _SLACK)
+        limit = self.plan.deadlines.round + 2 * self.plan.deadlines.transfer + _SLACK
+        return self._do(self._collect(topic, spec, oldest), limit)
 
-    def hello(self, least: int) -> dict[str, str]:
-        """The barrier: waits for the neighbours, compares, and says who is missing and why."""
-        return self._do(self._greeting.barrier(least), self.plan.deadlines.hello + _SLACK)
+    def hello(self, least: int, restarted: bool = False) -> dict[str, str]:
+        """The barrier: waits for the neighbours, compares, and says who is missing and why.
+
+        After a restart the others are under way: enough of them will do, and none is kept waiting meanwhile.
+        """
+        return self._do(self._greeting.barrier(least, restarted), self.plan.deadlines.hello + _SLACK)
 
     def finish(self) -> set[str]:
         """Says goodbye and serves until the neighbours have done so, too; returns those that have not."""
@@ -182,6 +190,8 @@ class GrpcExchange:
             ("grpc.max_concurrent_streams", 64),
             ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.so_reuseport", 0),  # two peers on one port would take turns
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ("grpc.keepalive_permit_without_calls", 1),
         ]
@@ -236,6 +246,9 @@ class GrpcExchange:
         meeting, plan = self.meeting, self.plan
         if self._absent[name] and name in meeting.missing:
             return None  # it could not be reached under an earlier topic of this round
+        if t < self._spared.get(name, 0):
+            meeting.missing[name] = f"slow: asked again in round {self._spared[name]}"
+            return None
         patience = max(plan.deadlines.round / 2 ** min(self._absent[name], 30), min(_PROBE, plan.deadlines.round))
         started = time.monotonic()
         until = started + max(0.0, patience - meeting.waited.get(name, 0.0))
@@ -248,12 +261,15 @@ class GrpcExchange:
         except Refused as refused:
             self.tally.note(name, refused)
             meeting.missing[name] = f"refused: {refused.reason}"
+            if refused.reason is Refusal.SLOW:
+                self._trickled[name] += 1
+                self._spared[name] = t + 2 ** min(self._trickled[name], 5)
             return None
         finally:
             meeting.waited[name] = meeting.waited.get(name, 0.0) + time.monotonic() - started
-        self._absent[name] = 0
+        self._absent[name] = self._trickled[name] = 0
         self.at[name] = answer.at
-        return self._timely(name, t, topic, answer)
+        return self._timely(name, t, topic, answer, spec)
 
     async def _insist(self, name: str, t: int, topic: str, spec: Spec, until: float) -> Answer:
         """Asks until there is an answer or the time is up."""
@@ -269,10 +285,13 @@ class GrpcExchange:
                 await asyncio.sleep(pause)
         raise AssertionError  # pauses never end
 
-    def _timely(self, name: str, t: int, topic: str, answer: Answer) -> Answer | None:
+    def _timely(self, name: str, t: int, topic: str, answer: Answer, spec: Spec) -> Answer | None:
         meeting = self.meeting
         if answer.tensors is None:
             meeting.missing[name] = f"late: it is in round {answer.at}"
+            return None
+        if lacking := spec.needed - answer.tensors.keys():
+            meeting.missing[name] = f"late: its {topic} of round {answer.round} have no {min(lacking)}"
             return None
         if answer.round < self._taken.get((name, topic), 0):
             refused = Refused(Refusal.REPLAY, f"{topic} of round {answer.round} after one of a later round")
@@ -291,7 +310,8 @@ class GrpcExchange:
         async def one(name: str) -> Answer | None:
             transfer, rounds = self.plan.deadlines.transfer, self.plan.rounds
             try:
-                return await self._lines[name].fetch(rounds, topic, oldest, spec, 0.0, transfer, rounds)
+                ready = self.plan.deadlines.round  # a whole state may take a while to be made
+                return await self._lines[name].fetch(rounds, topic, oldest, spec, 0.0, transfer, rounds, ready)
             except Refused as refused:
                 self.tally.note(name, refused)
             except Unreachable:

@@ -14,10 +14,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from semidfl.errors import IdentityError
 from semidfl.exchange.codec import LARGEST_CONTROL
 from semidfl.exchange.refuse import Refusal, Refused
 from semidfl.node.extras import need
-from semidfl.node.identity import Certificate, Identity, fingerprint
+from semidfl.node.identity import Certificate, Identity, fingerprint, is_elliptic
 
 __all__ = ["Seal"]
 
@@ -40,6 +41,8 @@ class Seal:
         if identity is not None:
             load = need("cryptography.hazmat.primitives.serialization").load_pem_private_key
             self._key = load(identity.key, None)
+            if not is_elliptic(self._key.public_key()):
+                raise IdentityError(f"the key of {identity.name} is of a kind that cannot sign answers: make an EC key")
 
     def close(self, message: bytes) -> bytes:
         if self.identity is None:
@@ -81,7 +84,8 @@ def _trusted(pem: bytes, authority: bytes) -> tuple[Certificate | None, Any]:
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
-        return Certificate.of(certificate), certificate.public_key()
+        public = certificate.public_key()
+        return (Certificate.of(certificate), public) if is_elliptic(public) else (None, None)
     except Exception:  # whatever is wrong with bytes that anybody may have sent
         return None, None
 

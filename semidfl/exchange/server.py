@@ -22,6 +22,8 @@ __all__ = ["METHODS", "SERVICE", "Ledger", "Mailbox", "Server", "difference"]
 
 SERVICE = "semidfl.Peer"
 METHODS = ("fetch", "hello", "bye")
+_QUESTION = 10.0
+"""seconds in which a question must have come, once its line is open"""
 _AT_ONCE = 8
 """questions of one peer that are answered at the same time"""
 
@@ -40,6 +42,7 @@ class Mailbox:
     def __init__(self, kept: int) -> None:
         self.kept = kept
         self.at = 0  # the round that this peer works on
+        self.waits = True  # whether a round that is yet to come may be waited for: not while nobody works on it
         self._topics: dict[str, dict[int, Body | Callable[[], Body]]] = {}
         self._changed = asyncio.Condition()
 
@@ -61,7 +64,9 @@ class Mailbox:
         """That of round t, waited for; else the newest that is not older than `oldest`."""
         until = time.monotonic() + wait
         async with self._changed:
-            while t not in self._topics.get(topic, {}) and self.at <= t and (left := until - time.monotonic()) > 0:
+            while self.waits and t not in self._topics.get(topic, {}) and self.at <= t:
+                if (left := until - time.monotonic()) <= 0:
+                    break
                 try:
                     await asyncio.wait_for(self._changed.wait(), left)
                 except TimeoutError:
@@ -71,9 +76,10 @@ class Mailbox:
             if found is None:
                 return None
             body = rounds[found]
-            if not isinstance(body, Body):  # made when it is first asked for
-                body = rounds[found] = body()
-            return found, body
+        if not isinstance(body, Body):  # made when it is first asked for, while others are answered
+            rounds[found] = made = await asyncio.to_thread(body)
+            return found, made
+        return found, body
 
 
 class Server:
@@ -105,16 +111,17 @@ class Server:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "fetch": grpc.unary_stream_rpc_method_handler(self.fetch),
-                "hello": grpc.unary_unary_rpc_method_handler(self.hello),
-                "bye": grpc.unary_unary_rpc_method_handler(self.bye),
+                # Questions are read as streams of one message, so that their reading can have an end.
+                "fetch": grpc.stream_stream_rpc_method_handler(self.fetch),
+                "hello": grpc.stream_unary_rpc_method_handler(self.hello),
+                "bye": grpc.stream_unary_rpc_method_handler(self.bye),
             },
         )
 
-    async def fetch(self, data: bytes, context: Any) -> None:
+    async def fetch(self, words: Any, context: Any) -> None:
         """Streams a head, and after it the chunks of what was asked for."""
         try:
-            ask = decode(Ask, data)
+            ask = decode(Ask, await _read(words, context))
             with self._admitted(ask.sender, context):
                 self._agreed(ask.agreement)
                 await asyncio.wait_for(self._answer(ask, context), self.longest)
@@ -140,10 +147,10 @@ class Server:
         for start in range(0, size, CHUNK):
             await context.write(bytes(view[start : start + CHUNK]))
 
-    async def hello(self, data: bytes, context: Any) -> bytes:
+    async def hello(self, words: Any, context: Any) -> bytes:
         """Says what this peer holds for agreed and where it is, also to one that holds otherwise."""
         try:
-            asked = decode(Hello, data)
+            asked = decode(Hello, await _read(words, context))
             with self._admitted(asked.sender, context):
                 self.gone.discard(asked.sender)  # it is back
                 self._compare(asked)
@@ -161,10 +168,10 @@ class Server:
             self.disputes[asked.sender] = text = difference(self.terms, asked.terms)
             self.tally.note(asked.sender, Refused(Refusal.DISAGREES, text))
 
-    async def bye(self, data: bytes, context: Any) -> bytes:
+    async def bye(self, words: Any, context: Any) -> bytes:
         """A neighbour has all it needs."""
         try:
-            bye = decode(Bye, data)
+            bye = decode(Bye, await _read(words, context))
             with self._admitted(bye.sender, context):
                 self._agreed(bye.agreement)
                 self.gone.add(bye.sender)
@@ -206,6 +213,17 @@ class Server:
         self.tally.note(context.peer() if not self.secure else _caller(context), refused)
         # The reason, not the text: a stranger need not learn what stands in our federation file.
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, refused.reason.value)
+
+
+async def _read(words: Any, context: Any) -> bytes:
+    """The question; whoever opens a line and does not ask is cut off."""
+    try:
+        return bytes(await asyncio.wait_for(anext(words), _QUESTION))
+    except TimeoutError:
+        raise Refused(Refusal.SLOW, f"no question within {_QUESTION:g} s") from None
+    except StopAsyncIteration:  # the line broke, or whoever asked has given up: no fault of anybody's
+        await context.abort(grpc.StatusCode.CANCELLED, "no question came")
+        raise
 
 
 def _caller(context: Any) -> str:

@@ -19,7 +19,18 @@ from semidfl.errors import IdentityError
 from semidfl.node.extras import need
 from semidfl.record.atomic import replacing
 
-__all__ = ["AUTHORITY", "DENIED", "Certificate", "Identity", "fingerprint", "init", "issue", "legal_name", "request"]
+__all__ = [
+    "AUTHORITY",
+    "DENIED",
+    "Certificate",
+    "Identity",
+    "fingerprint",
+    "init",
+    "is_elliptic",
+    "issue",
+    "legal_name",
+    "request",
+]
 
 AUTHORITY, DENIED = "authority", "denied.txt"
 _DAY = dt.timedelta(days=1)
@@ -190,7 +201,15 @@ def _requested(csr: Path | None, name: str) -> Any:
     names = [x.value for x in asked.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
     if names != [name] or not asked.is_signature_valid:
         raise IdentityError(f"{csr} asks for {names}, not for {name!r}")
-    return asked.public_key()
+    public = asked.public_key()
+    if not is_elliptic(public):
+        raise IdentityError(f"{csr} holds no elliptic key: `semidfl identity request {name}` makes one")
+    return public
+
+
+def is_elliptic(public: Any) -> bool:
+    """Whether a key is of the kind that seals answers."""
+    return isinstance(public, need("cryptography.hazmat.primitives.asymmetric.ec").EllipticCurvePublicKey)
 
 
 def _refuse_existing(folder: Path, name: str) -> None:

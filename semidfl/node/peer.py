@@ -17,13 +17,16 @@ import torch
 from torch import Tensor
 
 from semidfl.cohort import Cohort, Learner
-from semidfl.config import config_hash, override, to_toml
+from semidfl.config import Config, config_hash, override, to_toml
 from semidfl.data.sources import load
 from semidfl.errors import CheckpointError, ConfigError, FederationError, Stopped
+from semidfl.exchange.base import Neighbourhood
 from semidfl.exchange.grpc import GrpcExchange
 from semidfl.exchange.plan import Meeting
 from semidfl.exchange.refuse import Tally
 from semidfl.experiment import Rounds, _checkpoint, _save_samples, gather, prepare, save_models, test, train
+from semidfl.learn.aggregate import equal_weights
+from semidfl.learn.robust import combiner
 from semidfl.methods import Method, find_method
 from semidfl.node.audit import Audit, sum_up
 from semidfl.node.deny import DenyList
@@ -104,8 +107,21 @@ class Peer:
 
     def live(self, done: int) -> dict[str, Any]:
         """From the round after `done` to the last, and the goodbye."""
-        self.exchange.enter(done + 1)
-        missing = self.exchange.hello(self.federation.faults.quorum)
+        self.exchange.enter(min(done + 1, self.config.rounds))
+        if done < self.config.rounds:
+            self._train(done)
+        else:  # killed after the last round: all that is missing is its end, whoever may still be there
+            self._offer(done)
+        save_models(self.kept, self.method, self.cohort)
+        summary = self._summary()
+        self._write_up(summary)
+        self.log.info("done: %s", _score_text(summary))
+        if unserved := self.exchange.finish():
+            self.log.warning("leaves although %s never said that they have all they need", ", ".join(sorted(unserved)))
+        return summary
+
+    def _train(self, done: int) -> None:
+        missing = self.exchange.hello(self.federation.faults.quorum, restarted=done > 0)
         for who, why in missing.items():
             self.log.warning("goes on without %s: %s", who, why)
         rounds = train(self.config, self.method, self.cohort, self.exchange, done + 1)
@@ -121,13 +137,6 @@ class Peer:
                         raise Stopped(f"stopped after round {done}; go on with the same command")
                     self._check_quorum(done)
                     self._catch_up(rounds, restarted=False)
-        save_models(self.kept, self.method, self.cohort)
-        summary = self._summary()
-        self._write_up(summary)
-        self.log.info("done: %s", _score_text(summary))
-        if unserved := self.exchange.finish():
-            self.log.warning("leaves although %s never said that they have all they need", ", ".join(sorted(unserved)))
-        return summary
 
     def _write_up(self, summary: dict[str, Any]) -> None:
         """What a simulated run leaves behind, too, as far as this peer knows it."""
@@ -179,19 +188,21 @@ class Peer:
         A peer that was away takes the mean of its neighbours' models; one that trained on, as half of a network that
         was cut, puts its own among them.
         """
-        faults = self.federation.faults
+        faults, robust = self.federation.faults, self.config.aggregation.robust != "none"
+        # Where liars are reckoned with, the word of one neighbour is not enough.
+        needed = min(max(faults.witnesses, 2 * robust), len(self.exchange.plan.neighbours))
         seen = sorted(self.exchange.at.values(), reverse=True)
-        if len(seen) < faults.witnesses:
+        if len(seen) < needed:
             return
-        target = min(seen[faults.witnesses - 1], self.config.rounds)
+        target = min(seen[needed - 1], self.config.rounds)
         if target <= rounds.t + faults.staleness:
             return
         answers = self.exchange.collect("state", _state(self.cohort), target - faults.staleness - 1)
         found = [answer.tensors for answer in answers.values() if answer.tensors is not None]
-        if not found:
-            self.log.warning("is %d rounds behind, but no neighbour gives its models", target - rounds.t)
+        if len(found) < needed:
+            self.log.warning("is %d rounds behind, but too few neighbours give their models", target - rounds.t)
             return
-        _adopt(self.cohort, found, keep_own=not restarted)
+        _adopt(self.cohort, found, self.config, keep_own=robust or not restarted)
         who = ", ".join(sorted(answers))
         self.log.info("catches up from round %d to %d with the models of %s", rounds.t, target, who)
         rounds.t = target
@@ -275,14 +286,21 @@ def _state(cohort: Cohort) -> dict[str, Tensor]:
     return {part: learner.params for part, learner in _learners(cohort).items()}
 
 
-def _adopt(cohort: Cohort, found: list[Mapping[str, Tensor]], keep_own: bool) -> None:
+def _adopt(cohort: Cohort, found: list[Mapping[str, Tensor]], config: Config, keep_own: bool) -> None:
+    """Takes the models of neighbours, all alike, by the rule of mixing that the config names."""
+    mix, clients = combiner(config.aggregation, config.compute.deterministic), len(cohort.ids)
     for part, learner in _learners(cohort).items():
         theirs = torch.cat([tensors[part] for tensors in found]).to(learner.params)
-        mean = theirs.mean(0, keepdim=True)
-        share = 1 / (len(theirs) + 1) if keep_own else 0.0
-        learner.params = share * learner.params + (1 - share) * mean
-        if learner.average is not None:
-            learner.average = share * learner.average + (1 - share) * mean
+        others = torch.arange(clients, clients + len(theirs), device=theirs.device).expand(clients, -1)
+        index = torch.cat([torch.arange(clients, device=theirs.device)[:, None], others], dim=1)
+        mask = torch.ones_like(index, dtype=torch.bool)
+        mask[:, 0] = keep_own
+        near = Neighbourhood(index, mask)
+        weights = equal_weights(near)
+        own, average = learner.params, learner.average
+        learner.params = mix(weights, near, own, torch.cat([own, theirs]))
+        if average is not None:
+            learner.average = mix(weights, near, average, torch.cat([average, theirs]))
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
