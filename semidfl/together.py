@@ -18,7 +18,6 @@ from torch import Tensor
 
 from semidfl.cohort import Cohort, Learner, Synthetic
 from semidfl.config import Config, DataConfig, GraphConfig, config_hash, to_toml
-from semidfl.data.own import with_sites
 from semidfl.data.shards import Index, Shards
 from semidfl.data.sources import is_folder, load
 from semidfl.draws import Draws
@@ -105,7 +104,6 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
     if len(configs) > 1 and is_folder(configs[0].data.dataset):  # what is kept for testing is drawn by the seed
         raise ConfigError(f"data.dataset = {configs[0].data.dataset!r}: runs on a folder train one by one")
     data = load(configs[0].data.dataset, configs[0].data, configs[0].seed)
-    configs = [with_sites(config, data) for config in configs]
     parts = [prepare(config, data) for config in configs]
     with ExitStack() as stack:
         kept = [stack.enter_context(open_folder(*pair)) for pair in zip(configs, folders, strict=True)]

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import itertools
 import json
 import math
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from folders import save
 from small import TINY, tiny
 
 from semidfl import experiment, overall, recipes, reproduce, together
@@ -425,3 +427,18 @@ def test_drawings_are_written(tmp_path: Path) -> None:
 
 def test_catalogue_and_plans_know_the_same_data_sets() -> None:
     assert {dataset for kind in KINDS.values() for dataset in kind.datasets} <= set(CATALOGUE)
+
+
+def test_a_folder_of_sites_gives_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs are found again under their hash, roles of the sites included."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEMIDFL_DATA", str(tmp_path / "cache"))
+    for site, k in itertools.product("abc", range(8)):
+        save(tmp_path / "sites" / site / str(k % 2) / f"{k}.png", np.full((8, 8), 9 * k, np.uint8))
+    words = ["reproduce", "table-main", "--dataset=sites", "--method=dfl-lb", "--seeds=1", "--rounds=1"]
+    words += ["--clients=3", "--ratio=50", "--alpha=100"]
+    assert main([*words, "--graph.topology=full"]) == 0
+    text = (tmp_path / "results" / "table-main-sites.md").read_text()
+    assert "1 runs" in text
+    assert "not run" not in text
+    assert from_toml(next((tmp_path / "runs/reproduce").glob("*/config.toml")).read_text()).graph.roles == "LLL"

@@ -62,7 +62,7 @@ def export(words: list[str]) -> int:
 def generate(words: list[str]) -> int:
     usage = "semidfl generate RUN [--class NAME] [--n COUNT] [--client N] [--seed N] [--out FOLDER]"
     (run,), given = parsed(words, usage, 1, ("class", "n", "client", "seed", "out"))
-    count, seed = whole_number(given, "n", 16, least=1), whole_number(given, "seed", 0, most=2**63 - 1)
+    count, seed = whole_number(given, "n", 16, least=1), whole_number(given, "seed", 0)
     import torch
 
     from semidfl.use.generate import class_number, draw, save_images

@@ -42,11 +42,11 @@ def parsed(
     return list(words[:first]), given
 
 
-def whole_number(given: dict[str, str], name: str, default: int, least: int = 0, most: int = 10**18) -> int:
+def whole_number(given: dict[str, str], name: str, default: int, least: int = 0) -> int:
     """The whole number of an option."""
     text = given.get(name, str(default))
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise ConfigError(f"--{name} {text} is not legal: it must be a whole number from {least} to {most}")
+    if not text.isdecimal() or not least <= int(text) < 2**63:
+        raise ConfigError(f"--{name} {text} is not legal: it must be a whole number from {least}, below 2^63")
     return int(text)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from semidfl import recipes
 from semidfl.config import Config, config_hash, override
-from semidfl.data.sources import outline
+from semidfl.data.own import with_sites
+from semidfl.data.sources import is_folder, load, outline
 from semidfl.errors import ConfigError, nearest
 from semidfl.methods import find_method
 
@@ -237,7 +238,10 @@ def _seeds(
     for seed in range(options.seeds):
         config = build(dataset=dataset, ratio=ratio, alpha=alpha, topology=topology, method=method, seed=seed)
         config = replace(config, name="-".join([config.name, *switch.values()]))
-        made.append(override(config, {**switch, **options.values}))
+        config = override(config, {**switch, **options.values})
+        if is_folder(dataset):  # its sites, if it has any, say how many clients there are and of which role
+            config = with_sites(config, load(dataset, config.data, seed))
+        made.append(config)
     return tuple(made)
 
 
