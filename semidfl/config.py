@@ -86,6 +86,8 @@ class AugmentConfig:
     """how strongly pseudo-labelled samples are changed for training: in place, shape and colour, cut out; 0 is off"""
     labelled: float = 0.0
     """the same for labelled samples; 0: they are only shifted and flipped"""
+    generated: float = 0.0
+    """the same for generated samples; 0: they are taken as they are"""
 
 
 @dataclass(frozen=True)

@@ -82,10 +82,20 @@ class Draws:
 
     def bits(self, t: int, purpose: str, *shape: int) -> Tensor:
         """(C, *shape) whole numbers below 2^32: each word gives two."""
+        return self._halves(t, purpose, None, *shape)
+
+    def _halves(self, t: int, purpose: str, bound: Tensor | None, *shape: int) -> Tensor:
+        """(C, *shape) below 2^32, or scaled to be below a bound (C,) or (1,)."""
         count = math.prod(shape)
+        if _own_kernel(self.keys):
+            from semidfl.models.kernels import splitmix
+
+            shift, word = _signed((t + 1) * _GAMMA), _word(purpose)
+            return splitmix(self.keys, count, shift, word, _GAMMA, _MIX1, _MIX2, True, bound).reshape(-1, *shape)
         words = self.words(t, purpose, (count + 1) // 2)
         halves = torch.stack([words & (2**32 - 1), (words >> 32) & (2**32 - 1)], dim=2)
-        return halves.flatten(1)[:, :count].reshape(-1, *shape)
+        bits = halves.flatten(1)[:, :count]
+        return (bits if bound is None else (bits * bound[:, None]) >> 32).reshape(-1, *shape)
 
     def uniform(self, t: int, purpose: str, *shape: int) -> Tensor:
         """(C, *shape) in [0, 1), on the grid of 2^-24 that float32 holds exactly."""
@@ -93,9 +103,8 @@ class Draws:
 
     def below(self, t: int, purpose: str, bound: Tensor | int, *shape: int) -> Tensor:
         """(C, *shape) whole numbers below `bound`, which may differ by client; 0 where the bound is 0."""
-        if isinstance(bound, Tensor):
-            bound = bound.reshape(-1, *(1 for _ in shape))
-        return (self.bits(t, purpose, *shape) * bound) >> 32
+        limit = bound if isinstance(bound, Tensor) else torch.full((1,), bound, device=self.keys.device)
+        return self._halves(t, purpose, limit, *shape)
 
     def normal(self, t: int, purpose: str, *shape: int) -> Tensor:
         """(C, *shape) standard normal numbers, by Box and Muller."""

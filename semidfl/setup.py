@@ -38,6 +38,7 @@ class Setup:
     augment: Augment
     strong: Strong | None
     labelled: Augmentation  # for training the classifier on labels
+    vary: Strong | None  # for training it on generated samples
     test_images: Tensor  # (1, n, ch, H, W) uint8
     test_labels: Tensor  # (1, n)
     clients: int  # of a run's network; the graph holds more where several runs train together
@@ -63,6 +64,7 @@ class Setup:
             weak,
             Strong(a.pad, a.flip, a.strong) if a.strong else None,
             Strong(a.pad, a.flip, a.labelled) if a.labelled else weak,
+            Strong(a.pad, a.flip, a.generated) if a.generated else None,
             torch.from_numpy(test_images).to(device)[None],
             torch.from_numpy(test_labels).to(device)[None],
             graph.clients,

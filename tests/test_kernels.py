@@ -15,8 +15,10 @@ from semidfl.learn.optimise import Optimiser
 from semidfl.models import cnn, stacked
 from semidfl.models.acgan import DiscriminatorNet
 from semidfl.models.cnn import CNN
-from semidfl.models.convolution import convolve, convolve_and_pool
-from semidfl.models.kernels import normalise
+from semidfl.models.convolution import convolve
+from semidfl.models.kernels import join
+from semidfl.models.normalisation import normalise
+from semidfl.models.pooling import features
 from semidfl.models.resnet import ResNet18
 from semidfl.models.stacked import Network
 from semidfl.models.unet import UNet
@@ -80,15 +82,20 @@ def test_a_convolution_adds_what_it_is_told_to() -> None:
         assert_near(ours, other)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["the same images for all", "each its own"])
-def test_convolution_and_pooling(shared: bool) -> None:
-    x = normal(1, 1 if shared else 3, 4, 2, 8, 12).expand(3, -1, -1, -1, -1)
-    w, b = normal(2, 3, 9, 2, 6), normal(3, 3, 6)
+@pytest.mark.parametrize("programs", [1056, 1], ids=["a tile a program", "several"])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 9, 14), (2, 8, 12)], ids=str)
+def test_the_layers_of_the_cnn(shape: tuple[int, ...], programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Odd sizes, and images that all clients share, included."""
+    monkeypatch.setattr("semidfl.models.pooling._PROGRAMS", programs)
+    x = normal(1, 1 if shape[0] == 2 else 3, 9, *shape).expand(3, -1, -1, -1, -1)
+    layers = [normal(2, 3, 9, shape[0], 6), normal(3, 3, 6), normal(4, 3, 9, 6, 25), normal(5, 3, 25)]
     with torch.no_grad():
-        ours = convolve_and_pool(x, w, b)
+        ours = features(x, *layers)
     for c in range(3):
-        plain = w[c].permute(2, 1, 0).reshape(6, 2, 3, 3)
-        theirs = F.max_pool2d(F.relu(F.conv2d(x[c], plain, b[c], padding=1)), 2)
+        theirs = x[c]
+        for w, b in (layers[:2], layers[2:]):
+            plain = w[c].permute(2, 1, 0).reshape(w.shape[3], w.shape[2], 3, 3)
+            theirs = F.max_pool2d(F.relu(F.conv2d(theirs, plain, b[c], padding=1)), 2)
         assert_near(ours[c], theirs)
 
 
@@ -103,8 +110,9 @@ def test_convolution_and_pooling(shared: bool) -> None:
         (8, 1, False, "none"),
     ],
 )
-def test_normalisation(channels: int, per: int, conditioned: bool, act: str) -> None:
-    clients, batch, side = 2, 3, 5
+@pytest.mark.parametrize("side", [5, 18], ids=["read once", "in parts"])
+def test_normalisation(channels: int, per: int, conditioned: bool, act: str, side: int) -> None:
+    clients, batch = 2, 3
     x, row = normal(1, batch, side, side, clients * channels), normal(2, clients, 2 * channels + 3)
     weight, bias = row[:, 1 : channels + 1], row[:, -channels:]
     condition = normal(3, clients, batch, 2 * channels)
@@ -118,6 +126,18 @@ def test_normalisation(channels: int, per: int, conditioned: bool, act: str) -> 
     leaves = (x, row, condition) if conditioned else (x, row)
     for name, ours, other in zip(("x", "row", "condition"), grads(y, *leaves), grads(theirs, *leaves), strict=False):
         assert_near(ours, other, name)
+
+
+@pytest.mark.parametrize("size", [(3, 5), (6, 10), (5, 9), (6, 9)], ids=str)
+def test_joining(size: tuple[int, int]) -> None:
+    clients, low, kept = 2, 12, 16
+    x, skip = normal(1, 3, 3, 5, clients * low), normal(2, 3, *size, clients * kept)
+    y = join(x, skip, clients)
+    larger = F.interpolate(x.permute(0, 3, 1, 2), size=size, mode="nearest").permute(0, 2, 3, 1)
+    theirs = torch.cat([v.unflatten(3, (clients, -1)) for v in (larger, skip)], dim=4).flatten(3)
+    assert torch.equal(y, theirs)
+    for ours, other in zip(grads(y, x, skip), grads(theirs, x, skip), strict=True):
+        assert_near(ours, other)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +182,9 @@ def test_random_numbers_are_the_same_to_the_bit(shape: tuple[int, ...], monkeypa
     found = []
     for own in (True, False):
         monkeypatch.setattr(draws, "_own_kernel", lambda keys, own=own: own)
-        found.append([mine.bits(12, "test", *shape), mine.words(10**9, "another", 33), mine.normal(1, "n", *shape)])
+        below = [mine.below(5, "b", bound, *shape) for bound in (7, torch.tensor([0, 60_000, 2**31], device=DEVICE))]
+        others = [mine.words(10**9, "another", 33), mine.normal(1, "n", *shape)]
+        found.append([mine.bits(12, "test", *shape), *below, *others])
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours, theirs)
 

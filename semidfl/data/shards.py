@@ -44,6 +44,8 @@ class Space:
         """uint8 (…, ch, H, W) -> float, as the classifier wants it."""
         scale = torch.tensor([1 / (255 * s) for s in self.std], device=images.device)[:, None, None]
         shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=images.device)
+        if images.is_cuda:
+            return torch.addcmul(shift[:, None, None], images, scale)  # in one pass
         return images.float() * scale + shift[:, None, None]
 
 

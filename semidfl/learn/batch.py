@@ -81,10 +81,12 @@ def compose(
     pseudo: PseudoLabels | None,
     synthetic: Synthetic | None,
     strong: Augmentation | None = None,
+    vary: Augmentation | None = None,
 ) -> Batch:
     """Draws `steps` batches with `size` samples of each source, with replacement.
 
-    `strong` augments the pseudo-labelled samples, in place of `augment`.
+    `strong` augments the pseudo-labelled samples, in place of `augment`; `vary` the generated ones, which are else
+    taken as they are.
     """
     parts: list[tuple[int, Tensor, Tensor, Tensor]] = []  # source, images, targets, valid
     if any(shards.labelled.held):
@@ -101,7 +103,10 @@ def compose(
     if synthetic is not None:
         place = draw_kept(synthetic.kept, draws, t, f"{purpose} generated", steps, size)
         labels = F.one_hot(_gather(synthetic.labels, place), classes).float()
-        parts.append((GENERATED, _gather(synthetic.images, place), labels, synthetic.kept.any(1)))
+        images = (
+            _gather(synthetic.images, place) if vary is None else _varied(synthetic, place, vary, draws, t, purpose)
+        )
+        parts.append((GENERATED, images, labels, synthetic.kept.any(1)))
     if not parts:  # nobody here has anything to learn from: one slot without weight keeps the shapes whole
         return _nothing(steps, size, classes, shards)
     slots = torch.cat([torch.arange(size) + source * size for source, *_ in parts])
@@ -117,10 +122,19 @@ def compose(
     )
 
 
+def _varied(made: Synthetic, place: Tensor, vary: Augmentation, draws: Draws, t: int, purpose: str) -> Tensor:
+    """The generated images at `place` (C, …), augmented: all clients' together are the pool."""
+    first = torch.arange(len(place), device=place.device) * made.images.shape[1]
+    index = place + first.reshape(-1, *(1 for _ in place.shape[1:]))
+    return vary(made.images.flatten(0, 1), index, draws, t, f"{purpose} generated")
+
+
 def draw_kept(kept: Tensor, draws: Draws, t: int, purpose: str, *shape: int) -> Tensor:
     """(C, *shape) places drawn with replacement among the True cells of each row of `kept` (C, n)."""
-    kept_first = (~kept).byte().argsort(dim=1, stable=True)
-    return _gather(kept_first, draws.below(t, purpose, kept.sum(1), *shape))
+    found = kept.cumsum(1)
+    drawn = draws.below(t, purpose, kept.sum(1), *shape)  # which of those
+    place = torch.searchsorted(found, drawn.flatten(1) + 1).reshape(drawn.shape)
+    return place * (place < kept.shape[1])  # a row without any
 
 
 def _gather(table: Tensor, place: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ _MOST = 8
 """recordings kept of an owner: each holds a batch's activations"""
 
 _kept: WeakKeyDictionary[object, OrderedDict[Hashable, "Recording"]] = WeakKeyDictionary()
-_pools: dict[torch.device, Any] = {}
+_pools: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
 
 
 def recorded(
@@ -37,7 +37,10 @@ def recorded(
     key = (kind, tuple((tuple(x.shape), x.dtype, x.device) for x in tensors))
     mine = _kept.setdefault(owner, OrderedDict())
     if key not in mine:
-        mine[key] = Recording(step, learner, stepped, fixed)
+        # An owner's recordings are played one after the other and leave nothing behind: they share their scratch
+        # memory. Not with those of others: CUDA takes the memory back when the last recording in it goes.
+        pool = _pools.setdefault(owner, torch.cuda.graph_pool_handle())
+        mine[key] = Recording(step, learner, stepped, fixed, pool)
         if len(mine) > _MOST:
             mine.popitem(last=False)
     mine.move_to_end(key)
@@ -46,7 +49,12 @@ def recorded(
 
 class Recording:
     def __init__(
-        self, step: Callable[..., None], learner: Learner, stepped: Sequence[Tensor], fixed: Sequence[Tensor]
+        self,
+        step: Callable[..., None],
+        learner: Learner,
+        stepped: Sequence[Tensor],
+        fixed: Sequence[Tensor],
+        pool: Any,
     ) -> None:
         device = learner.params.device
         self._params = torch.empty_like(learner.params)
@@ -63,7 +71,7 @@ class Recording:
             self._at.add_(1)
 
         self._fill(learner, stepped, fixed, 0.0)
-        self._graph = _record(one, device)
+        self._graph = _record(one, device, pool)
 
     def run(
         self, learner: Learner, stepped: Sequence[Tensor], fixed: Sequence[Tensor], rate: float
@@ -85,7 +93,7 @@ class Recording:
         self._rate.fill_(rate)
 
 
-def _record(work: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
+def _record(work: Callable[[], None], device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
     """Once in the open, so that libraries choose their kernels by trying them; then for the record."""
     aside = torch.cuda.Stream(device)
     aside.wait_stream(torch.cuda.current_stream(device))
@@ -93,8 +101,7 @@ def _record(work: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGr
     with torch.cuda.stream(aside):
         work()
         torch.cuda.synchronize(device)
-        # Recordings are played one after the other and leave nothing there: they may share their scratch memory.
-        graph.capture_begin(_pools.setdefault(device, torch.cuda.graph_pool_handle()))
+        graph.capture_begin(pool)
         try:
             work()
         finally:

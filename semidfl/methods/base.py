@@ -62,7 +62,18 @@ class Method:
         ) -> Outcome:
             classes = setup.space.classes
             batch = compose(
-                t, "classify", c.iterations, c.batch, setup.labelled, classes, shards, draws, some, made, strong
+                t,
+                "classify",
+                c.iterations,
+                c.batch,
+                setup.labelled,
+                classes,
+                shards,
+                draws,
+                some,
+                made,
+                strong,
+                setup.vary,
             )
             return train_classifier(
                 t,

@@ -1,6 +1,5 @@
 """The paper's CNN for small grey images: two convolutions, two linear layers, 63,245 parameters at 28x28."""
 
-from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -26,25 +25,20 @@ class CNN(nn.Module):
         return logits
 
     def _features(self, images: Tensor) -> Tensor:
-        layer = self._layer(images)
-        if layer is not None:
-            x = layer(images, self.conv1.weight, cast(Tensor, self.conv1.bias))
-            return layer(x, self.conv2.weight, cast(Tensor, self.conv2.bias)).flatten(2)
+        layers = self.conv1.weight, cast(Tensor, self.conv1.bias), self.conv2.weight, cast(Tensor, self.conv2.bias)
+        own = fused(images)
+        if own and not torch.is_grad_enabled():
+            from semidfl.models import pooling
+
+            return pooling.features(images, *layers).flatten(2)
+        if not own and images.device.type == "cpu" and not _is_traced():
+            from semidfl.models import planes
+
+            x = planes.convolve_and_pool(images, *layers[:2])
+            return planes.convolve_and_pool(x, *layers[2:]).flatten(2)
         x = F.max_pool2d(F.relu(self.conv1(fold(images))), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         return unfold(x, images.shape[0]).flatten(2)
-
-    def _layer(self, images: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-        """Convolution, pooling and ReLU in one, where there is a form of our own for it."""
-        if fused(images):
-            from semidfl.models import convolution
-
-            return None if torch.is_grad_enabled() else convolution.convolve_and_pool
-        if images.device.type == "cpu" and not _is_traced():
-            from semidfl.models import planes
-
-            return planes.convolve_and_pool
-        return None
 
 
 def _is_traced() -> bool:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["convolve", "convolve_and_pool"]
+__all__ = ["convolve"]
 
 _FEW = 32
 """channels below which the taps of a kernel share a tile"""
@@ -208,50 +208,3 @@ def convolve(x: Tensor, w: Tensor, bias: Tensor | None, extra: Tensor | None, st
     """x (B, H, W, C*in), w (C, 9 or 1, in, out), bias (C, out), extra as the result -> (B, H', W', C*out)."""
     out: Tensor = _Convolve.apply(x, w, bias, extra, stride)
     return out
-
-
-@triton.jit
-def _pooled(
-    x, w, bias, y, cells, x_c, x_b, x_k, x_y, x_x, w_c, w_t, w_k, w_n, b_c, y_c, y_b, y_n, y_y, y_x,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Convolution 3x3, ReLU and 2x2 max-pooling of one client.
-
-    A cell of the result looks at 4x4 pixels. One product gives its four convolutions: columns are (channel, corner),
-    and the kernel stands at each corner's place among the 4x4.
-    """
-    client = tl.program_id(1).to(tl.int64)
-    p = tl.program_id(0) * BM + tl.arange(0, BM)
-    k = tl.arange(0, BK)
-    n = tl.arange(0, BN)
-    wide: tl.constexpr = WIDTH // 2
-    b, py, px = p // ((HEIGHT // 2) * wide), p % ((HEIGHT // 2) * wide) // wide, p % wide
-    row, column, channel = k // CI // 4, k // CI % 4, k % CI
-    dy, dx = row[:, None] - (n % 4 // 2)[None, :], column[:, None] - (n % 2)[None, :]
-    touched = (dy >= 0) & (dy < 3) & (dx >= 0) & (dx < 3) & (k < 16 * CI)[:, None] & (n // 4 < CO)[None, :]
-    weight = w + client * w_c + (dy * 3 + dx) * w_t + channel[:, None] * w_k + (n // 4)[None, :] * w_n
-    v = tl.load(weight, mask=touched, other=0.0)
-    iy, ix = (2 * py - 1)[:, None] + row[None, :], (2 * px - 1)[:, None] + column[None, :]
-    there = (iy >= 0) & (iy < HEIGHT) & (ix >= 0) & (ix < WIDTH) & (k < 16 * CI)[None, :] & (p < cells)[:, None]
-    at = x + client * x_c + b.to(tl.int64)[:, None] * x_b + channel[None, :] * x_k + iy * x_y + ix * x_x
-    four = tl.dot(tl.load(at, mask=there, other=0.0), v)
-    best = tl.max(tl.reshape(four, (BM, BN // 4, 4)), 2)
-    o = tl.arange(0, BN // 4)
-    best += tl.load(bias + client * b_c + o, mask=o < CO, other=0.0)[None, :]
-    out = y + client * y_c + (b.to(tl.int64) * y_b + py * y_y + px * y_x)[:, None] + o[None, :] * y_n
-    tl.store(out, tl.maximum(best, 0.0), mask=(p < cells)[:, None] & (o < CO)[None, :])
-
-
-def convolve_and_pool(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-    """max-pool(relu(conv(x))), without gradients: x (C, B, in, H, W), w (C, 9, in, out), bias (C, out)."""
-    clients, batch, inp, height, width = x.shape
-    out = w.shape[3]
-    y = x.new_empty(clients, batch, height // 2, width // 2, out).permute(0, 1, 4, 2, 3)
-    cells = batch * (height // 2) * (width // 2)
-    _pooled[(triton.cdiv(cells, 64), clients)](
-        x, w, bias, y, cells, *x.stride(), *w.stride(), bias.stride(0),
-        y.stride(0), y.stride(1), y.stride(2), y.stride(3), y.stride(4),
-        height, width, inp, out, 64, 4 * triton.next_power_of_2(out), _block(16 * inp, 512), num_warps=4,
-    )  # fmt: skip
-    return y

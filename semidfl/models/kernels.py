@@ -1,4 +1,4 @@
-"""GPU kernels in Triton: normalisation with all that follows it, an optimiser's step, random numbers, shifts.
+"""GPU kernels in Triton: an optimiser's step, random numbers, shifts, and joining what a UNet kept on its way down.
 
 Each is one pass over memory where PyTorch would make several.
 """
@@ -10,223 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["adam", "momentum", "normalise", "shift", "splitmix"]
-
-ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2}
-
-
-@triton.jit
-def _act(v, ACT: tl.constexpr):
-    if ACT == 1:
-        v = v * tl.sigmoid(v)
-    elif ACT == 2:
-        v = tl.maximum(v, 0.0)
-    return v
-
-
-@triton.jit
-def _through_act(v, g, ACT: tl.constexpr):
-    if ACT == 1:
-        s = tl.sigmoid(v)
-        g = g * s * (1 + v * (1 - s))
-    elif ACT == 2:
-        g = tl.where(v > 0, g, 0.0)
-    return g
-
-
-@triton.jit
-def _lanes(first, PER: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr):
-    """Channels of GROUPS groups of PER, each on WIDE lanes (a power of two), and which lanes are real."""
-    lane = tl.arange(0, GROUPS * WIDE)
-    return (first + lane // WIDE) * PER + lane % WIDE, lane % WIDE < PER
-
-
-@triton.jit
-def _by_group(v, WIDE: tl.constexpr, GROUPS: tl.constexpr):
-    """The sum over each group, on all of its lanes."""
-    total = tl.sum(tl.reshape(v, (GROUPS, WIDE)), 1)
-    return tl.reshape(tl.broadcast_to(total[:, None], (GROUPS, WIDE)), (GROUPS * WIDE,))
-
-
-@triton.jit
-def _affine(
-    weight, bias, cond, sample, batch, c, real, w_c, b_c, CH: tl.constexpr, COND: tl.constexpr,
-):  # fmt: skip
-    """weight, bias, 1 + scale and shift of the channels c of one sample."""
-    client, j = c // CH, c % CH
-    w = tl.load(weight + client.to(tl.int64) * w_c + j, mask=real, other=0.0).to(tl.float32)
-    b = tl.load(bias + client.to(tl.int64) * b_c + j, mask=real, other=0.0).to(tl.float32)
-    if COND:
-        at = cond + (client * batch + sample) * (2 * CH) + j
-        scale = 1 + tl.load(at, mask=real, other=0.0).to(tl.float32)
-        shift = tl.load(at + CH, mask=real, other=0.0).to(tl.float32)
-    else:
-        scale, shift = tl.full(w.shape, 1.0, tl.float32), tl.zeros(w.shape, tl.float32)
-    return w * scale, b * scale + shift
-
-
-@triton.jit
-def _norm(
-    x, weight, bias, cond, y, stats, batch, area, channels, w_c, b_c, eps, CH: tl.constexpr, PER: tl.constexpr,
-    WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr, ACT: tl.constexpr, BP: tl.constexpr,
-):  # fmt: skip
-    """y = act(a x^ + b), x^ normalised over each group of PER channels; one sample, GROUPS groups a program."""
-    sample = tl.program_id(0)
-    c, real = _lanes(tl.program_id(1) * GROUPS, PER, WIDE, GROUPS)
-    far = sample.to(tl.int64) * area * channels
-    total = tl.zeros((GROUPS * WIDE,), tl.float32)
-    square = tl.zeros((GROUPS * WIDE,), tl.float32)
-    for start in range(0, area, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < area)[:, None] & real[None, :]
-        v = tl.load(x + far + p[:, None] * channels + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        total += tl.sum(v, 0)
-        square += tl.sum(v * v, 0)
-    mean = _by_group(total, WIDE, GROUPS) / (area * PER)
-    spread = _by_group(square, WIDE, GROUPS) / (area * PER) - mean * mean
-    rstd = 1 / tl.sqrt(tl.maximum(spread, 0.0) + eps)
-    at = sample * channels + c
-    tl.store(stats + 2 * at, mean, mask=real)
-    tl.store(stats + 2 * at + 1, rstd, mask=real)
-    scale, shift = _affine(weight, bias, cond, sample, batch, c, real, w_c, b_c, CH, COND)
-    scale *= rstd
-    shift -= mean * scale
-    for start in range(0, area, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < area)[:, None] & real[None, :]
-        place = far + p[:, None] * channels + c[None, :]
-        v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        v = _act(v * scale[None, :] + shift[None, :], ACT)
-        tl.store(y + place, v.to(y.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _norm_back(
-    x, weight, bias, cond, g, stats, dx, sums, batch, area, channels, w_c, b_c, CH: tl.constexpr,
-    PER: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr, ACT: tl.constexpr,
-    BP: tl.constexpr,
-):  # fmt: skip
-    """dx, and over the pixels of each channel the sums of d and d x^, d being the gradient before the activation."""
-    sample = tl.program_id(0)
-    c, real = _lanes(tl.program_id(1) * GROUPS, PER, WIDE, GROUPS)
-    far = sample.to(tl.int64) * area * channels
-    at = sample * channels + c
-    mean = tl.load(stats + 2 * at, mask=real, other=0.0)
-    rstd = tl.load(stats + 2 * at + 1, mask=real, other=0.0)
-    scale, shift = _affine(weight, bias, cond, sample, batch, c, real, w_c, b_c, CH, COND)
-    sum_d = tl.zeros((GROUPS * WIDE,), tl.float32)
-    sum_dx = tl.zeros((GROUPS * WIDE,), tl.float32)
-    for start in range(0, area, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < area)[:, None] & real[None, :]
-        place = far + p[:, None] * channels + c[None, :]
-        hat = (tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
-        d = tl.load(g + place, mask=inside, other=0.0).to(tl.float32)
-        d = _through_act(hat * scale[None, :] + shift[None, :], d, ACT)
-        sum_d += tl.sum(d, 0)
-        sum_dx += tl.sum(d * hat, 0)
-    tl.store(sums + 2 * at, sum_dx, mask=real)
-    tl.store(sums + 2 * at + 1, sum_d, mask=real)
-    mean_d = _by_group(sum_d * scale, WIDE, GROUPS) / (area * PER)
-    mean_dx = _by_group(sum_dx * scale, WIDE, GROUPS) / (area * PER)
-    for start in range(0, area, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < area)[:, None] & real[None, :]
-        place = far + p[:, None] * channels + c[None, :]
-        hat = (tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
-        d = tl.load(g + place, mask=inside, other=0.0).to(tl.float32)
-        d = _through_act(hat * scale[None, :] + shift[None, :], d, ACT)
-        v = (d * scale[None, :] - mean_d[None, :] - hat * mean_dx[None, :]) * rstd[None, :]
-        tl.store(dx + place, v.to(dx.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _norm_sums(
-    sums, weight, bias, cond, d_weight, d_bias, d_cond, batch, channels, w_c, b_c, CH: tl.constexpr,
-    COND: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """From a sample's and channel's sums to the gradients of weight and bias, scale and shift."""
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    client, j = c // CH, c % CH
-    known = c < channels
-    w = tl.load(weight + client.to(tl.int64) * w_c + j, mask=known, other=0.0).to(tl.float32)
-    b = tl.load(bias + client.to(tl.int64) * b_c + j, mask=known, other=0.0).to(tl.float32)
-    to_w = tl.zeros((BC,), tl.float32)
-    to_b = tl.zeros((BC,), tl.float32)
-    for start in range(0, batch, BB):
-        sample = start + tl.arange(0, BB)
-        inside = (sample < batch)[:, None] & known[None, :]
-        at = sample[:, None] * channels + c[None, :]
-        d_x = tl.load(sums + 2 * at, mask=inside, other=0.0)
-        d = tl.load(sums + 2 * at + 1, mask=inside, other=0.0)
-        if COND:
-            there = (client[None, :] * batch + sample[:, None]) * (2 * CH) + j[None, :]
-            scale = 1 + tl.load(cond + there, mask=inside, other=0.0).to(tl.float32)
-            tl.store(d_cond + there, (d_x * w[None, :] + d * b[None, :]).to(d_cond.dtype.element_ty), mask=inside)
-            tl.store(d_cond + there + CH, d.to(d_cond.dtype.element_ty), mask=inside)
-            d_x *= scale
-            d *= scale
-        to_w += tl.sum(d_x, 0)
-        to_b += tl.sum(d, 0)
-    tl.store(d_weight + c, to_w.to(d_weight.dtype.element_ty), mask=known)
-    tl.store(d_bias + c, to_b.to(d_bias.dtype.element_ty), mask=known)
-
-
-def _tiles(channels: int, per: int, area: int) -> tuple[int, int, int, int]:
-    """Programs a sample, lanes of a group, groups of a program (32 lanes or more where there are as many), pixels."""
-    groups, wide, some = channels // per, triton.next_power_of_2(per), 1
-    while some * wide < 32 and groups % (2 * some) == 0:
-        some *= 2
-    return groups // some, wide, some, min(128, max(16, triton.next_power_of_2(area)))
-
-
-class _Normalise(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, cond: Tensor | None, per: int, act: int, eps: float
-    ) -> Tensor:
-        samples, height, width, channels = x.shape
-        y, stats = torch.empty_like(x), x.new_empty(samples, channels, 2, dtype=torch.float32)
-        blocks, wide, groups, pixels = _tiles(channels, per, height * width)
-        _norm[(samples, blocks)](
-            x, weight, bias, x if cond is None else cond, y, stats, samples, height * width, channels,
-            weight.stride(0), bias.stride(0), eps, weight.shape[1], per, wide, groups, cond is not None, act, pixels,
-        )  # fmt: skip
-        ctx.save_for_backward(x, weight, bias, stats, *(() if cond is None else (cond,)))
-        ctx.per, ctx.act = per, act
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, stats, *rest = ctx.saved_tensors
-        samples, height, width, channels = x.shape
-        cond = rest[0] if rest else x
-        dx, sums = torch.empty_like(x), torch.empty_like(stats)
-        blocks, wide, groups, pixels = _tiles(channels, ctx.per, height * width)
-        strides, ch = (weight.stride(0), bias.stride(0)), weight.shape[1]
-        _norm_back[(samples, blocks)](
-            x, weight, bias, cond, grads[0].contiguous(), stats, dx, sums, samples, height * width, channels,
-            *strides, ch, ctx.per, wide, groups, bool(rest), ctx.act, pixels,
-        )  # fmt: skip
-        d_weight, d_bias = (torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in (weight, bias))
-        d_cond = torch.empty_like(cond) if rest else None
-        _norm_sums[(triton.cdiv(channels, 32),)](
-            sums, weight, bias, cond, d_weight, d_bias, x if d_cond is None else d_cond, samples, channels,
-            *strides, ch, bool(rest), 32, 32,
-        )  # fmt: skip
-        return dx, d_weight, d_bias, d_cond, None, None, None
-
-
-def normalise(
-    x: Tensor, weight: Tensor, bias: Tensor, condition: Tensor | None, per: int, act: str, eps: float
-) -> Tensor:
-    """act(norm(x) (1 + scale) + shift): x (B, H, W, C*ch) normalised in groups of `per` channels.
-
-    weight and bias (C, ch); condition (C, B, 2 ch), scale before shift, or None.
-    """
-    cond = None if condition is None else condition.contiguous()
-    out: Tensor = _Normalise.apply(x, weight, bias, cond, per, ACTIVATIONS[act], eps)
-    return out
+__all__ = ["adam", "join", "momentum", "shift", "splitmix"]
 
 
 @triton.jit
@@ -283,20 +67,33 @@ def _mix(z, MIX1, MIX2):
 
 
 @triton.jit
-def _splitmix(keys, out, count, shift, word, gamma, mix1, mix2, BLOCK: tl.constexpr):
+def _splitmix(
+    keys, bound, out, count, bounds, shift, word, gamma, mix1, mix2, HALVES: tl.constexpr, BOUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     client = tl.program_id(1)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    key = tl.load(keys + client)
-    start = _mix(_mix(key + shift, mix1, mix2) ^ word, mix1, mix2)
-    tl.store(
-        out + client.to(tl.int64) * count + place, _mix(start + (place + 1) * gamma, mix1, mix2), mask=place < count
-    )
+    start = _mix(_mix(tl.load(keys + client) + shift, mix1, mix2) ^ word, mix1, mix2)
+    if HALVES:
+        value = _mix(start + (place // 2 + 1) * gamma, mix1, mix2)
+        value = (value >> (place % 2 * 32)) & 0xFFFFFFFF
+        if BOUND:
+            value = (value * tl.load(bound + client * bounds)) >> 32
+    else:
+        value = _mix(start + (place + 1) * gamma, mix1, mix2)
+    tl.store(out + client.to(tl.int64) * count + place, value, mask=place < count)
 
 
-def splitmix(keys: Tensor, count: int, shift: int, word: int, gamma: int, mix1: int, mix2: int) -> Tensor:
-    """keys (C,) int64 -> (C, count) words: what `draws.Draws.words` says, in one pass."""
+def splitmix(
+    keys: Tensor, count: int, shift: int, word: int, gamma: int, mix1: int, mix2: int, halves: bool = False,
+    bound: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """keys (C,) int64 -> (C, count): what `draws.Draws` calls words, or bits (`halves`), or those below (C or 1,)."""
     out = keys.new_empty(len(keys), count)
-    _splitmix[(triton.cdiv(count, 1024), len(keys))](keys, out, count, shift, word, gamma, mix1, mix2, 1024)
+    limits = keys if bound is None else bound.long()
+    _splitmix[(triton.cdiv(count, 1024), len(keys))](
+        keys, limits, out, count, int(len(limits) > 1), shift, word, gamma, mix1, mix2, halves, bound is not None, 1024,
+    )  # fmt: skip
     return out
 
 
@@ -322,4 +119,85 @@ def shift(pool: Tensor, index: Tensor, down: Tensor, right: Tensor, mirror: Tens
     out = pool.new_empty(len(index), *pool.shape[1:])
     tensors = (x.contiguous() for x in (index, down, right, mirror))
     _shift[(triton.cdiv(out.numel(), 1024),)](pool, *tensors, out, out.numel(), *pool.shape[1:], 1024)
+    return out
+
+
+@triton.jit
+def _join(
+    x, skip, y, pixels, height, width, low_h, low_w, clients, CX: tl.constexpr, CS: tl.constexpr,
+    SCALE: tl.constexpr, BX: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """y = (x, each pixel SCALE times in a row and SCALE rows; skip), of one client."""
+    client = tl.program_id(1)
+    p = tl.program_id(0).to(tl.int64) * BP + tl.arange(0, BP)
+    sample, row, column = p // (height * width), p // width % height, p % width
+    source = (sample * low_h + row // SCALE) * low_w + column // SCALE
+    j, known = tl.arange(0, BX), (p < pixels)[:, None]
+    inside, to = known & (j < CX)[None, :], y + (p * clients + client)[:, None] * (CX + CS)
+    tl.store(to + j[None, :], tl.load(x + (source * clients + client)[:, None] * CX + j[None, :], mask=inside), inside)
+    j = tl.arange(0, BS)
+    inside = known & (j < CS)[None, :]
+    kept = tl.load(skip + (p * clients + client)[:, None] * CS + j[None, :], mask=inside)
+    tl.store(to + CX + j[None, :], kept, mask=inside)
+
+
+@triton.jit
+def _part(
+    g, dx, pixels, height, width, low_h, low_w, clients, first, CX: tl.constexpr, CY: tl.constexpr,
+    SCALE: tl.constexpr, BX: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """The gradient of CX of the CY joined channels, from `first` on: summed over the pixels that one went to."""
+    client = tl.program_id(1)
+    p = tl.program_id(0).to(tl.int64) * BP + tl.arange(0, BP)
+    sample, row, column = p // (low_h * low_w), p // low_w % low_h * SCALE, p % low_w * SCALE
+    j = tl.arange(0, BX)
+    inside = (p < pixels)[:, None] & (j < CX)[None, :]
+    total = tl.zeros((BP, BX), tl.float32)
+    for k in tl.static_range(SCALE * SCALE):
+        oy, ox = row + k // SCALE, column + k % SCALE
+        there = inside & ((oy < height) & (ox < width))[:, None]
+        place = (((sample * height + oy) * width + ox) * clients + client)[:, None] * CY + first + j[None, :]
+        total += tl.load(g + place, mask=there, other=0.0).to(tl.float32)
+    tl.store(dx + (p * clients + client)[:, None] * CX + j[None, :], total.to(dx.dtype.element_ty), mask=inside)
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, skip: Tensor, clients: int) -> Tensor:
+        ctx.low, ctx.shape, ctx.clients = x.shape, skip.shape, clients
+        (_, height, width, _), cx, cs = skip.shape, x.shape[3] // clients, skip.shape[3] // clients
+        y = x.new_empty(*skip.shape[:3], x.shape[3] + skip.shape[3])
+        pixels = skip.shape[0] * height * width
+        _join[(triton.cdiv(pixels, 32), clients)](
+            x, skip, y, pixels, height, width, x.shape[1], x.shape[2], clients, cx, cs, _scale(x, height, width),
+            triton.next_power_of_2(cx), triton.next_power_of_2(cs), 32,
+        )  # fmt: skip
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        g, (_, height, width, _) = grads[0].contiguous(), ctx.shape
+        per, at, out = g.shape[3] // ctx.clients, 0, []
+        for shape in (ctx.low, ctx.shape):
+            d, own = g.new_empty(shape), shape[3] // ctx.clients
+            pixels = shape[0] * shape[1] * shape[2]
+            _part[(triton.cdiv(pixels, 32), ctx.clients)](
+                g, d, pixels, height, width, shape[1], shape[2], ctx.clients, at, own, per,
+                _scale(d, height, width), triton.next_power_of_2(own), 32,
+            )  # fmt: skip
+            out.append(d)
+            at += own
+        return out[0], out[1], None
+
+
+def _scale(x: Tensor, height: int, width: int) -> int:
+    return 1 if x.shape[1:3] == (height, width) else 2
+
+
+def join(x: Tensor, skip: Tensor, clients: int) -> Tensor:
+    """x (B, h, w, C*a), brought to skip's size by nearest pixels, and skip (B, H, W, C*b) -> (B, H, W, C*(a + b)).
+
+    H is h, 2 h or 2 h - 1.
+    """
+    out: Tensor = _Join.apply(x, skip, clients)
     return out

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from semidfl.draws import Draws
 
-__all__ = ["Conv2d", "GroupNorm", "Linear", "Network", "concat", "fold", "fused", "unfold"]
+__all__ = ["Conv2d", "GroupNorm", "Linear", "Network", "concat", "fold", "fused", "join", "unfold"]
 
 
 class Conv2d(nn.Conv2d):
@@ -51,7 +51,7 @@ class GroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor, condition: Tensor | None = None, act: str = "none") -> Tensor:
         """act(norm(x) (1 + scale) + shift), with `condition` (C, B, 2 ch): scale before shift."""
         if fused(x):
-            from semidfl.models.kernels import normalise
+            from semidfl.models.normalisation import normalise
 
             last, per = x.permute(0, 2, 3, 1).contiguous(), self.num_channels // self.num_groups
             return normalise(last, self.weight, self.bias, condition, per, act, self.eps).permute(0, 3, 1, 2)
@@ -105,6 +105,18 @@ def concat(a: Tensor, b: Tensor, clients: int) -> Tensor:
     """Joins the channels of each client; done channels-last, so that no layer pays for a change of layout."""
     parts = [x.permute(0, 2, 3, 1).unflatten(3, (clients, -1)) for x in (a, b)]
     return torch.cat(parts, dim=4).flatten(3).permute(0, 3, 1, 2)
+
+
+def join(x: Tensor, skip: Tensor, clients: int) -> Tensor:
+    """What a UNet does on its way up: x at the size of skip, and skip's channels behind its own."""
+    if fused(x):
+        from semidfl.models import kernels
+
+        last = [v.permute(0, 2, 3, 1).contiguous() for v in (x, skip)]
+        return kernels.join(last[0], last[1], clients).permute(0, 3, 1, 2)
+    if x.shape[2:] != skip.shape[2:]:
+        x = F.interpolate(x, size=skip.shape[2:], mode="nearest")
+    return concat(x, skip, clients)
 
 
 def _per_channel(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semidfl.models.stacked import Conv2d, GroupNorm, Linear, concat, fold, unfold
+from semidfl.models.stacked import Conv2d, GroupNorm, Linear, fold, join, unfold
 
 __all__ = ["UNet"]
 
@@ -60,10 +60,7 @@ class UNet(nn.Module):
             skips.append(x)
         x = self.middle(x, condition)
         for block in self.up:
-            skip = skips.pop()
-            if x.shape[2:] != skip.shape[2:]:
-                x = F.interpolate(x, size=skip.shape[2:], mode="nearest")
-            x = block(concat(x, skip, clients), condition)
+            x = block(join(x, skips.pop(), clients), condition)
         out = unfold(self.out(self.norm(x, act="silu")), clients)
         return _pixels(out, self.patch, *noisy.shape[3:])
 

@@ -1,0 +1,239 @@
+"""GPU kernels in Triton: group normalisation with the condition and the activation that follow it.
+
+A program takes one sample and some groups. Where their pixels fit into registers they are read once.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["normalise"]
+
+_PIXELS = 256
+"""of a sample that a program holds in registers, for 32 channels"""
+
+ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2}
+
+
+@triton.jit
+def _act(v, ACT: tl.constexpr):
+    if ACT == 1:
+        v = v * tl.sigmoid(v)
+    elif ACT == 2:
+        v = tl.maximum(v, 0.0)
+    return v
+
+
+@triton.jit
+def _through_act(v, g, ACT: tl.constexpr):
+    if ACT == 1:
+        s = tl.sigmoid(v)
+        g = g * s * (1 + v * (1 - s))
+    elif ACT == 2:
+        g = tl.where(v > 0, g, 0.0)
+    return g
+
+
+@triton.jit
+def _lanes(first, PER: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr):
+    """Channels of GROUPS groups of PER, each on WIDE lanes (a power of two), and which lanes are real."""
+    lane = tl.arange(0, GROUPS * WIDE)
+    return (first + lane // WIDE) * PER + lane % WIDE, lane % WIDE < PER
+
+
+@triton.jit
+def _by_group(v, WIDE: tl.constexpr, GROUPS: tl.constexpr):
+    """The sum over each group, on all of its lanes."""
+    total = tl.sum(tl.reshape(v, (GROUPS, WIDE)), 1)
+    return tl.reshape(tl.broadcast_to(total[:, None], (GROUPS, WIDE)), (GROUPS * WIDE,))
+
+
+@triton.jit
+def _affine(
+    weight, bias, cond, sample, batch, c, real, w_c, b_c, CH: tl.constexpr, COND: tl.constexpr,
+):  # fmt: skip
+    """weight, bias, 1 + scale and shift of the channels c of one sample."""
+    client, j = c // CH, c % CH
+    w = tl.load(weight + client.to(tl.int64) * w_c + j, mask=real, other=0.0).to(tl.float32)
+    b = tl.load(bias + client.to(tl.int64) * b_c + j, mask=real, other=0.0).to(tl.float32)
+    if COND:
+        at = cond + (client * batch + sample) * (2 * CH) + j
+        scale = 1 + tl.load(at, mask=real, other=0.0).to(tl.float32)
+        shift = tl.load(at + CH, mask=real, other=0.0).to(tl.float32)
+    else:
+        scale, shift = tl.full(w.shape, 1.0, tl.float32), tl.zeros(w.shape, tl.float32)
+    return w * scale, b * scale + shift
+
+
+@triton.jit
+def _norm(
+    x, weight, bias, cond, y, stats, batch, area, channels, w_c, b_c, eps, CH: tl.constexpr, PER: tl.constexpr,
+    WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr, ACT: tl.constexpr, BP: tl.constexpr,
+    ONCE: tl.constexpr,
+):  # fmt: skip
+    """y = act(a x^ + b), x^ normalised over each group of PER channels; one sample, GROUPS groups a program."""
+    sample = tl.program_id(0)
+    c, real = _lanes(tl.program_id(1) * GROUPS, PER, WIDE, GROUPS)
+    far = sample.to(tl.int64) * area * channels
+    p = tl.arange(0, BP)
+    inside = (p < area)[:, None] & real[None, :]
+    place = far + p[:, None] * channels + c[None, :]
+    first = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    total, square = tl.sum(first, 0), tl.sum(first * first, 0)
+    if not ONCE:
+        for start in range(BP, area, BP):
+            more = (start + p < area)[:, None] & real[None, :]
+            v = tl.load(x + place + start * channels, mask=more, other=0.0).to(tl.float32)
+            total += tl.sum(v, 0)
+            square += tl.sum(v * v, 0)
+    mean = _by_group(total, WIDE, GROUPS) / (area * PER)
+    spread = _by_group(square, WIDE, GROUPS) / (area * PER) - mean * mean
+    rstd = 1 / tl.sqrt(tl.maximum(spread, 0.0) + eps)
+    at = sample * channels + c
+    tl.store(stats + 2 * at, mean, mask=real)
+    tl.store(stats + 2 * at + 1, rstd, mask=real)
+    scale, shift = _affine(weight, bias, cond, sample, batch, c, real, w_c, b_c, CH, COND)
+    scale *= rstd
+    shift -= mean * scale
+    v = _act(first * scale[None, :] + shift[None, :], ACT)
+    tl.store(y + place, v.to(y.dtype.element_ty), mask=inside)
+    if not ONCE:
+        for start in range(BP, area, BP):
+            more = (start + p < area)[:, None] & real[None, :]
+            v = tl.load(x + place + start * channels, mask=more, other=0.0).to(tl.float32)
+            v = _act(v * scale[None, :] + shift[None, :], ACT)
+            tl.store(y + place + start * channels, v.to(y.dtype.element_ty), mask=more)
+
+
+@triton.jit
+def _norm_back(
+    x, weight, bias, cond, g, stats, dx, sums, batch, area, channels, w_c, b_c, CH: tl.constexpr,
+    PER: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr, ACT: tl.constexpr,
+    BP: tl.constexpr,
+):  # fmt: skip
+    """dx, and over the pixels of each channel the sums of d and d x^, d being the gradient before the activation."""
+    sample = tl.program_id(0)
+    c, real = _lanes(tl.program_id(1) * GROUPS, PER, WIDE, GROUPS)
+    far = sample.to(tl.int64) * area * channels
+    at = sample * channels + c
+    mean = tl.load(stats + 2 * at, mask=real, other=0.0)
+    rstd = tl.load(stats + 2 * at + 1, mask=real, other=0.0)
+    scale, shift = _affine(weight, bias, cond, sample, batch, c, real, w_c, b_c, CH, COND)
+    sum_d = tl.zeros((GROUPS * WIDE,), tl.float32)
+    sum_dx = tl.zeros((GROUPS * WIDE,), tl.float32)
+    for start in range(0, area, BP):
+        p = start + tl.arange(0, BP)
+        inside = (p < area)[:, None] & real[None, :]
+        place = far + p[:, None] * channels + c[None, :]
+        hat = (tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
+        d = tl.load(g + place, mask=inside, other=0.0).to(tl.float32)
+        d = _through_act(hat * scale[None, :] + shift[None, :], d, ACT)
+        sum_d += tl.sum(d, 0)
+        sum_dx += tl.sum(d * hat, 0)
+    tl.store(sums + 2 * at, sum_dx, mask=real)
+    tl.store(sums + 2 * at + 1, sum_d, mask=real)
+    mean_d = _by_group(sum_d * scale, WIDE, GROUPS) / (area * PER)
+    mean_dx = _by_group(sum_dx * scale, WIDE, GROUPS) / (area * PER)
+    for start in range(0, area, BP):
+        p = start + tl.arange(0, BP)
+        inside = (p < area)[:, None] & real[None, :]
+        place = far + p[:, None] * channels + c[None, :]
+        hat = (tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
+        d = tl.load(g + place, mask=inside, other=0.0).to(tl.float32)
+        d = _through_act(hat * scale[None, :] + shift[None, :], d, ACT)
+        v = (d * scale[None, :] - mean_d[None, :] - hat * mean_dx[None, :]) * rstd[None, :]
+        tl.store(dx + place, v.to(dx.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm_sums(
+    sums, weight, bias, cond, d_weight, d_bias, d_cond, batch, channels, w_c, b_c, CH: tl.constexpr,
+    COND: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """From a sample's and channel's sums to the gradients of weight and bias, scale and shift."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    client, j = c // CH, c % CH
+    known = c < channels
+    w = tl.load(weight + client.to(tl.int64) * w_c + j, mask=known, other=0.0).to(tl.float32)
+    b = tl.load(bias + client.to(tl.int64) * b_c + j, mask=known, other=0.0).to(tl.float32)
+    to_w = tl.zeros((BC,), tl.float32)
+    to_b = tl.zeros((BC,), tl.float32)
+    for start in range(0, batch, BB):
+        sample = start + tl.arange(0, BB)
+        inside = (sample < batch)[:, None] & known[None, :]
+        at = sample[:, None] * channels + c[None, :]
+        d_x = tl.load(sums + 2 * at, mask=inside, other=0.0)
+        d = tl.load(sums + 2 * at + 1, mask=inside, other=0.0)
+        if COND:
+            there = (client[None, :] * batch + sample[:, None]) * (2 * CH) + j[None, :]
+            scale = 1 + tl.load(cond + there, mask=inside, other=0.0).to(tl.float32)
+            tl.store(d_cond + there, (d_x * w[None, :] + d * b[None, :]).to(d_cond.dtype.element_ty), mask=inside)
+            tl.store(d_cond + there + CH, d.to(d_cond.dtype.element_ty), mask=inside)
+            d_x *= scale
+            d *= scale
+        to_w += tl.sum(d_x, 0)
+        to_b += tl.sum(d, 0)
+    tl.store(d_weight + c, to_w.to(d_weight.dtype.element_ty), mask=known)
+    tl.store(d_bias + c, to_b.to(d_bias.dtype.element_ty), mask=known)
+
+
+def _tiles(channels: int, per: int, area: int) -> tuple[int, int, int, int]:
+    """Programs a sample, lanes of a group, groups of a program (32 lanes or more where there are as many), pixels."""
+    groups, wide, some = channels // per, triton.next_power_of_2(per), 1
+    while some * wide < 32 and groups % (2 * some) == 0:
+        some *= 2
+    pixels = max(16, triton.next_power_of_2(area))
+    return groups // some, wide, some, pixels if pixels * some * wide <= 32 * _PIXELS else 128
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, cond: Tensor | None, per: int, act: int, eps: float
+    ) -> Tensor:
+        samples, height, width, channels = x.shape
+        y, stats = torch.empty_like(x), x.new_empty(samples, channels, 2, dtype=torch.float32)
+        blocks, wide, groups, pixels = _tiles(channels, per, height * width)
+        _norm[(samples, blocks)](
+            x, weight, bias, x if cond is None else cond, y, stats, samples, height * width, channels,
+            weight.stride(0), bias.stride(0), eps, weight.shape[1], per, wide, groups, cond is not None, act, pixels,
+            pixels >= height * width,
+        )  # fmt: skip
+        ctx.save_for_backward(x, weight, bias, stats, *(() if cond is None else (cond,)))
+        ctx.per, ctx.act = per, act
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, stats, *rest = ctx.saved_tensors
+        samples, height, width, channels = x.shape
+        cond = rest[0] if rest else x
+        dx, sums = torch.empty_like(x), torch.empty_like(stats)
+        blocks, wide, groups, pixels = _tiles(channels, ctx.per, height * width)
+        strides, ch = (weight.stride(0), bias.stride(0)), weight.shape[1]
+        _norm_back[(samples, blocks)](
+            x, weight, bias, cond, grads[0].contiguous(), stats, dx, sums, samples, height * width, channels,
+            *strides, ch, ctx.per, wide, groups, bool(rest), ctx.act, min(128, pixels),
+        )  # fmt: skip
+        d_weight, d_bias = (torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in (weight, bias))
+        d_cond = torch.empty_like(cond) if rest else None
+        _norm_sums[(triton.cdiv(channels, 32),)](
+            sums, weight, bias, cond, d_weight, d_bias, x if d_cond is None else d_cond, samples, channels,
+            *strides, ch, bool(rest), 32, 32,
+        )  # fmt: skip
+        return dx, d_weight, d_bias, d_cond, None, None, None
+
+
+def normalise(
+    x: Tensor, weight: Tensor, bias: Tensor, condition: Tensor | None, per: int, act: str, eps: float
+) -> Tensor:
+    """act(norm(x) (1 + scale) + shift): x (B, H, W, C*ch) normalised in groups of `per` channels.
+
+    weight and bias (C, ch); condition (C, B, 2 ch), scale before shift, or None.
+    """
+    cond = None if condition is None else condition.contiguous()
+    out: Tensor = _Normalise.apply(x, weight, bias, cond, per, ACTIVATIONS[act], eps)
+    return out
