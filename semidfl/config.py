@@ -59,6 +59,9 @@ class DataConfig:
     """percent of a folder's labelled images that are kept for testing; a folder test/ in it comes first"""
     classes: str = ""
     """class names of a folder, with commas between, in their order; empty: those found"""
+    held_out: int = 0
+    """training samples that are put aside and tested on, in place of the test images, which choosing settings must
+    not see; ratio counts what is left"""
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,6 @@ class AugmentConfig:
     """how strongly pseudo-labelled samples are changed for training: in place, shape and colour, cut out; 0 is off"""
     labelled: float = 0.0
     """the same for labelled samples; 0: they are only shifted and flipped"""
-    generated: float = 0.0
-    """the same for generated samples; 0: they are taken as they are"""
 
 
 @dataclass(frozen=True)

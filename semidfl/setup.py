@@ -38,7 +38,6 @@ class Setup:
     augment: Augment
     strong: Strong | None
     labelled: Augmentation  # for training the classifier on labels
-    vary: Strong | None  # for training it on generated samples
     test_images: Tensor  # (1, n, ch, H, W) uint8
     test_labels: Tensor  # (1, n)
     clients: int  # of a run's network; the graph holds more where several runs train together
@@ -64,7 +63,6 @@ class Setup:
             weak,
             Strong(a.pad, a.flip, a.strong) if a.strong else None,
             Strong(a.pad, a.flip, a.labelled) if a.labelled else weak,
-            Strong(a.pad, a.flip, a.generated) if a.generated else None,
             torch.from_numpy(test_images).to(device)[None],
             torch.from_numpy(test_labels).to(device)[None],
             graph.clients,
@@ -97,9 +95,17 @@ class Setup:
         size = self.chunk(self.classifier, clients)
         return min(size, 16) if self.device.type == "cuda" else size
 
-    def limit(self, chunk: int) -> int:
-        """Samples of one client in one forward pass without gradients: small images go in larger passes."""
-        pixels = 16_000_000 if self.device.type == "cuda" else 1_600_000
+    def limit(self, network: Network | Generator, chunk: int) -> int:
+        """Samples of one client in one forward pass without gradients: small images go in larger passes.
+
+        On a GPU a pass must take longer than it takes to launch its kernels; then the memory of activations counts.
+        """
+        pixels = 1_600_000
+        if self.device.type == "cuda":
+            small = network is self.classifier and self.config.classifier.model == "cnn"
+            pixels = 64_000_000 if small else 16_000_000
+        if network is self.generator:
+            pixels //= 4  # a UNet's sample is dearer than a classifier's
         return max(16, pixels // (self.space.height * self.space.width * chunk))
 
 

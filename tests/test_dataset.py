@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from semidfl.data import sources
+from semidfl.config import DataConfig
 from semidfl.data.dataset import Dataset
 from semidfl.errors import DataError
 
@@ -123,3 +124,29 @@ def test_dataset_refuses_parts_that_do_not_fit() -> None:
     ):
         with pytest.raises(DataError, match=f"data set x: {words}"):
             Dataset(**(fits | change))
+
+
+def test_held_out_samples_replace_the_test_samples() -> None:
+    whole = sources.load("digits")
+    data = sources.load("digits", DataConfig("digits", held_out=300), seed=7)
+    assert (len(data.train_labels), len(data.test_labels)) == (len(whole.train_labels) - 300, 300)
+    kept, aside, tested = (
+        {image.tobytes() for image in images} for images in (data.train_images, data.test_images, whole.test_images)
+    )
+    assert kept | aside == {image.tobytes() for image in whole.train_images}
+    assert not aside & tested
+    again = sources.load("digits", DataConfig("digits", held_out=300), seed=8)
+    assert np.array_equal(again.test_images, data.test_images)  # whatever the seed, or tuning would see them all
+    shown = sources.outline("digits", DataConfig("digits", held_out=300))
+    assert (len(shown.train_labels), len(shown.test_labels)) == (len(data.train_labels), 300)
+
+
+def test_samples_without_a_label_are_not_held_out() -> None:
+    images, labels = np.arange(24, dtype=np.uint8).reshape(6, 1, 2, 2), np.array([0, -1, 1, 0, -1, 1])
+    data = Dataset("x", images, labels, images[:1], labels[:1], ("a", "b"), (0.5,), (0.5,), ("p", "q"), labels % 2)
+    part = data.holding_out(2)
+    assert sorted(part.train_labels)[:2] == [-1, -1] and min(part.test_labels) >= 0
+    assert part.owners is not None
+    assert part.owners.tolist() == (part.train_labels % 2).tolist()
+    with pytest.raises(DataError, match="held_out = 4 leaves no label to train on: only 4 are known"):
+        data.holding_out(4)

@@ -76,8 +76,14 @@ class Report:
 def load(name_or_path: str, settings: DataConfig | None = None, seed: int = 0) -> Dataset:
     """The data set of this name, fetched if need be, or the one in this `.npz` or folder.
 
-    `settings` and `seed` say how a folder is read: size, channels, classes, which part is for testing.
+    `settings` and `seed` say how a folder is read: size, channels, classes, which part is for testing; and how many
+    training samples of any data set are held out.
     """
+    data, held_out = _whole(name_or_path, settings, seed), settings.held_out if settings else 0
+    return data.holding_out(held_out) if held_out else data
+
+
+def _whole(name_or_path: str, settings: DataConfig | None, seed: int) -> Dataset:
     if name_or_path.lower().endswith(".npz"):
         return load_npz(Path(name_or_path).expanduser())
     if is_folder(name_or_path):
@@ -100,10 +106,11 @@ def outline(name_or_path: str, settings: DataConfig | None = None, seed: int = 0
     """A data set's shape and size without its content, which need not be fetched; an own one is read."""
     if name_or_path not in CATALOGUE:
         return load(name_or_path, settings, seed)
-    item = _item(name_or_path)
+    item, held_out = _item(name_or_path), settings.held_out if settings else 0
+    sizes = (max(0, item.train - held_out), held_out) if held_out else (item.train, item.test)
     # Zeros that nobody touches take no memory.
-    images = [np.zeros((n, *item.shape), dtype=np.uint8) for n in (item.train, item.test)]
-    labels = [np.arange(n) % len(item.classes) for n in (item.train, item.test)]
+    images = [np.zeros((n, *item.shape), dtype=np.uint8) for n in sizes]
+    labels = [np.arange(n) % len(item.classes) for n in sizes]
     return Dataset(
         name_or_path, images[0], labels[0], images[1], labels[1], classes=item.classes, mean=item.mean, std=item.std
     )

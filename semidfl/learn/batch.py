@@ -81,12 +81,10 @@ def compose(
     pseudo: PseudoLabels | None,
     synthetic: Synthetic | None,
     strong: Augmentation | None = None,
-    vary: Augmentation | None = None,
 ) -> Batch:
     """Draws `steps` batches with `size` samples of each source, with replacement.
 
-    `strong` augments the pseudo-labelled samples, in place of `augment`; `vary` the generated ones, which are else
-    taken as they are.
+    `strong` augments the pseudo-labelled samples, in place of `augment`.
     """
     parts: list[tuple[int, Tensor, Tensor, Tensor]] = []  # source, images, targets, valid
     if any(shards.labelled.held):
@@ -103,10 +101,7 @@ def compose(
     if synthetic is not None:
         place = draw_kept(synthetic.kept, draws, t, f"{purpose} generated", steps, size)
         labels = F.one_hot(_gather(synthetic.labels, place), classes).float()
-        images = (
-            _gather(synthetic.images, place) if vary is None else _varied(synthetic, place, vary, draws, t, purpose)
-        )
-        parts.append((GENERATED, images, labels, synthetic.kept.any(1)))
+        parts.append((GENERATED, _gather(synthetic.images, place), labels, synthetic.kept.any(1)))
     if not parts:  # nobody here has anything to learn from: one slot without weight keeps the shapes whole
         return _nothing(steps, size, classes, shards)
     slots = torch.cat([torch.arange(size) + source * size for source, *_ in parts])
@@ -120,13 +115,6 @@ def compose(
         slots.to(draws.keys.device),
         SOURCES * size,
     )
-
-
-def _varied(made: Synthetic, place: Tensor, vary: Augmentation, draws: Draws, t: int, purpose: str) -> Tensor:
-    """The generated images at `place` (C, …), augmented: all clients' together are the pool."""
-    first = torch.arange(len(place), device=place.device) * made.images.shape[1]
-    index = place + first.reshape(-1, *(1 for _ in place.shape[1:]))
-    return vary(made.images.flatten(0, 1), index, draws, t, f"{purpose} generated")
 
 
 def draw_kept(kept: Tensor, draws: Draws, t: int, purpose: str, *shape: int) -> Tensor:

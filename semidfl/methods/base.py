@@ -62,18 +62,7 @@ class Method:
         ) -> Outcome:
             classes = setup.space.classes
             batch = compose(
-                t,
-                "classify",
-                c.iterations,
-                c.batch,
-                setup.labelled,
-                classes,
-                shards,
-                draws,
-                some,
-                made,
-                strong,
-                setup.vary,
+                t, "classify", c.iterations, c.batch, setup.labelled, classes, shards, draws, some, made, strong
             )
             return train_classifier(
                 t,

@@ -38,7 +38,7 @@ class Baseline(Method):
         if not rows:
             return p
         size = setup.uneven(len(rows))
-        labeller = Labeller(setup.classifier, setup.space, setup.augment, setup.limit(size))
+        labeller = Labeller(setup.classifier, setup.space, setup.augment, setup.limit(setup.classifier, size))
 
         def predict(own: Tensor, shards: Shards, draws: Draws) -> Tensor:
             oneself = torch.arange(len(own), device=own.device)

@@ -80,7 +80,7 @@ class SemiDFL(Method):
         if not rows:
             return p
         size = setup.uneven(len(rows))
-        labeller = Labeller(setup.classifier, setup.space, setup.augment, setup.limit(size))
+        labeller = Labeller(setup.classifier, setup.space, setup.augment, setup.limit(setup.classifier, size))
 
         def predict(own: Tensor, shards: Shards, draws: Draws, *chosen: Tensor) -> Tensor:
             width = shards.unlabelled.table.shape[1]
@@ -154,7 +154,7 @@ class SemiDFL(Method):
         # The average lags behind by design; without one, the weights just trained.
         params = cohort.generator.best
         size = setup.chunk(setup.generator, len(cohort.ids))
-        limit = setup.limit(size) // 4  # a UNet's sample is dearer than a classifier's
+        limit = setup.limit(setup.generator, size)
         images = each(lambda p, draws: setup.generator.sample(t, p, labels, draws, limit), size, params, cohort.draws)
         (train, check), (asked, truth) = (
             x.split([g.samples, g.validation], dim=1) for x in (images, labels.repeat(len(cohort.ids), 1))
@@ -167,7 +167,7 @@ class SemiDFL(Method):
         """(C, n): where the client's own classifier sees the class that was asked for."""
         setup = self.setup
         size = setup.chunk(setup.classifier, len(cohort.ids))
-        limit = setup.limit(size)
+        limit = setup.limit(setup.classifier, size)
         p = each(
             lambda params, some: probabilities(setup.classifier, setup.space, params, some, limit),
             size,
@@ -190,7 +190,7 @@ class SemiDFL(Method):
         else:
             images, labels = cohort.synthetic.check_images, cohort.synthetic.check_labels
         size = setup.chunk(setup.classifier, len(cohort.ids))
-        limit = setup.limit(size)
+        limit = setup.limit(setup.classifier, size)
         return each(
             lambda p, x, y: accuracy(setup.classifier, setup.space, p, x, y, limit),
             size,

@@ -76,7 +76,9 @@ def confusion(setup: "Setup", params: Tensor) -> Tensor:
     truth = setup.test_labels[0] * classes
 
     def count(p: Tensor) -> Tensor:
-        answers = probabilities(setup.classifier, setup.space, p, setup.test_images, setup.limit(size)).argmax(2)
+        answers = probabilities(
+            setup.classifier, setup.space, p, setup.test_images, setup.limit(setup.classifier, size)
+        ).argmax(2)
         cells = torch.zeros(len(p), classes * classes, dtype=torch.int64, device=p.device)
         return cells.scatter_add_(1, truth + answers, torch.ones_like(answers))
 
