@@ -160,6 +160,24 @@ def test_a_method_by_its_module_makes_a_legal_name() -> None:
         assert find_method(config.method) is find_method("semidfl")
 
 
+BUDGET = ("rounds", "classifier.iterations", "classifier.batch", "generator.iterations", "generator.batch")
+
+
+@pytest.mark.parametrize("method", ["semidfl", "dfl-ub", "dfl-lb", "mixmatch", "flexmatch", "cbafed"])
+@pytest.mark.parametrize("dataset", ["mnist", "fashion-mnist", "cifar10"])
+def test_tuned_spends_no_more_than_the_paper(dataset: str, method: str) -> None:
+    """Same data, graph, models, rounds, steps, batches and messages; what is trained, not how much, may differ."""
+    paper, tuned = (make(dataset, 0.1, 0.1, "topology2", method, 3) for make in (recipes.paper, recipes.tuned))
+    theirs = dict(leaves(paper))
+    same = (*BUDGET, "seed", "method", "classifier.model")
+    changed = differing(tuned, theirs)
+    assert not [x for x in changed if x in same or x.split(".")[0] in ("data", "graph", "exchange", "evaluation")]
+    assert tuned.generator.samples <= paper.generator.samples
+    assert tuned.generator.every >= paper.generator.every
+    assert tuned.name == paper.name.replace("paper", "tuned")
+    assert tuned.variant == "tuned"
+
+
 def test_the_demo_is_digits_on_fig1_with_few_labels() -> None:
     config = recipes.demo()
     assert (config.data.dataset, config.data.ratio, config.data.alpha) == ("digits", 5.0, 0.1)
@@ -177,5 +195,5 @@ def test_recipes_are_found_by_name() -> None:
     make, arguments = recipes.find_recipe("paper")
     assert make is recipes.paper
     assert list(arguments) == ["dataset", "ratio", "alpha", "topology", "method", "seed"]
-    with pytest.raises(ConfigError, match=r"no recipe 'papper' \(did you mean 'paper'\?\): legal are demo, paper"):
+    with pytest.raises(ConfigError, match=r"no recipe 'papper' \(did you mean 'paper'\?\): legal are demo, paper, tuned"):
         recipes.find_recipe("papper")

@@ -127,16 +127,11 @@ def test_lists_may_be_repeated_or_parted_by_commas() -> None:
     assert (options.seeds, options.values, options.out) == (4, {"rounds": "9"}, Path("there"))
 
 
-def test_tuned_recipe_is_used_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(recipes, "tuned", raising=False)
-    with pytest.raises(ConfigError, match="tuned does not exist yet"):
-        plan_of("table-main", recipe="tuned")
-
-    def tuned(**arguments: Any) -> Config:
-        return replace(recipes.paper(**arguments), rounds=77)
-
-    monkeypatch.setattr(recipes, "tuned", tuned, raising=False)
-    assert {c.rounds for c in plan_of("table-main", recipe="tuned", seeds=1).runs().values()} == {77}
+def test_the_recipe_is_the_one_asked_for() -> None:
+    for name in ("paper", "tuned"):
+        runs = plan_of("table-main", recipe=name, datasets=("digits",), seeds=1).runs().values()
+        assert {c.name.split("-")[0] for c in runs} == {name}
+        assert {c.variant for c in runs} == {name}
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
