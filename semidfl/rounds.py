@@ -40,7 +40,8 @@ def agree(t: int, cohort: Cohort, method: Method, exchange: Exchange, accuracy: 
     shared = exchange.share(t, "models", models)
     near = Neighbourhood.of(method.setup.graph, cohort.ids, shared.ids, method.setup.device)
     weights = near.trusted(method.weights(near, shared.tensors.get("accuracy")), shared.trust)
-    mix = combiner(config.aggregation, config.compute.deterministic)  # Eq. 3, or a rule that withstands liars
+    ordered = config.compute.deterministic or method.setup.together
+    mix = combiner(config.aggregation, ordered)  # Eq. 3, or a rule that withstands liars
     for name, learner in learners.items():
         learner.params = mix(weights, near, learner.params, shared.tensors[name])
     for name in momentum:

@@ -69,6 +69,11 @@ class Setup:
         )
 
     @property
+    def together(self) -> bool:
+        """Whether several runs train as one; none may feel another, not even a NaN times zero."""
+        return self.graph.clients > self.clients
+
+    @property
     def probe(self) -> tuple[Tensor, Tensor]:
         """The shared test images of the adatest ablation."""
         return self.test_images[:, :_PROBE], self.test_labels[:, :_PROBE]

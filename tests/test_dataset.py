@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semidfl.data import sources
 from semidfl.config import DataConfig
+from semidfl.data import sources
 from semidfl.data.dataset import Dataset
 from semidfl.errors import DataError
 
@@ -145,7 +145,8 @@ def test_samples_without_a_label_are_not_held_out() -> None:
     images, labels = np.arange(24, dtype=np.uint8).reshape(6, 1, 2, 2), np.array([0, -1, 1, 0, -1, 1])
     data = Dataset("x", images, labels, images[:1], labels[:1], ("a", "b"), (0.5,), (0.5,), ("p", "q"), labels % 2)
     part = data.holding_out(2)
-    assert sorted(part.train_labels)[:2] == [-1, -1] and min(part.test_labels) >= 0
+    assert sorted(part.train_labels)[:2] == [-1, -1]
+    assert min(part.test_labels) >= 0
     assert part.owners is not None
     assert part.owners.tolist() == (part.train_labels % 2).tolist()
     with pytest.raises(DataError, match="held_out = 4 leaves no label to train on: only 4 are known"):

@@ -195,5 +195,7 @@ def test_recipes_are_found_by_name() -> None:
     make, arguments = recipes.find_recipe("paper")
     assert make is recipes.paper
     assert list(arguments) == ["dataset", "ratio", "alpha", "topology", "method", "seed"]
-    with pytest.raises(ConfigError, match=r"no recipe 'papper' \(did you mean 'paper'\?\): legal are demo, paper, tuned"):
+    with pytest.raises(
+        ConfigError, match=r"no recipe 'papper' \(did you mean 'paper'\?\): legal are demo, paper, tuned"
+    ):
         recipes.find_recipe("papper")

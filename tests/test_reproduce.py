@@ -9,7 +9,6 @@ import math
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from semidfl import experiment, overall, recipes, reproduce, together
 from semidfl.cli import main
 from semidfl.config import Config, config_hash, from_toml, override, to_toml
 from semidfl.data.sources import CATALOGUE
-from semidfl.errors import ConfigError, RunFolderError
+from semidfl.errors import RunFolderError
 from semidfl.overall import Forecast, Overall, describe
 from semidfl.record.folder import RunFolder
 from semidfl.report.plans import KINDS, Options, Plan, make_plan

@@ -12,10 +12,12 @@ from small import tiny
 
 from semidfl import reproduce, together
 from semidfl.config import Config
+from semidfl.data.sources import load
 from semidfl.errors import ConfigError
-from semidfl.experiment import resume, run
+from semidfl.exchange.memory import MemoryExchange
+from semidfl.experiment import prepare, resume, run, train
 from semidfl.record.folder import read_records
-from semidfl.together import likeness, run_together
+from semidfl.together import joined, likeness, run_together
 
 
 def runs_of(method: str = "semidfl", **switches: object) -> list[Config]:
@@ -69,6 +71,16 @@ def test_runs_end_as_they_do_alone_bit_for_bit(method: str, switches: dict[str, 
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
         for name in ("accuracy", "per_client", "std_over_clients", "config", "bytes_per_client"):
             assert result.summary[name] == alone.summary[name]
+
+
+def test_a_run_that_diverges_leaves_the_others_alone() -> None:
+    configs = runs_of("semidfl", rounds=2)[:2]
+    data = load(configs[0].data.dataset)
+    method, cohort, runs = joined(configs, [prepare(config, data) for config in configs])
+    cohort.classifier.params[runs[0].rows] = torch.nan
+    list(train(configs[0], method, cohort, MemoryExchange(cohort.ids)))
+    assert cohort.classifier.params[runs[0].rows].isnan().all()
+    assert cohort.classifier.params[runs[1].rows].isfinite().all()
 
 
 def test_stacked_they_agree_up_to_rounding(tmp_path: Path) -> None:
