@@ -109,9 +109,8 @@ class Setup:
         if self.device.type == "cuda":
             small = network is self.classifier and self.config.classifier.model == "cnn"
             pixels = 64_000_000 if small else 16_000_000
-        if network is self.generator:
-            pixels //= 4  # a UNet's sample is dearer than a classifier's
-        return max(16, pixels // (self.space.height * self.space.width * chunk))
+        samples = max(16, pixels // (self.space.height * self.space.width * chunk))
+        return samples // 4 if network is self.generator else samples  # a UNet's sample is dearer than a classifier's
 
 
 def build_classifier(config: Config, space: Space, device: torch.device) -> Network:
@@ -155,6 +154,7 @@ def choose_device(config: Config) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"compute.device = {name!r}: torch sees {torch.cuda.device_count()} CUDA devices here")
     if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True  # as in our own kernels; nothing else is a product in float32
         torch.backends.cudnn.benchmark = True  # its rule of thumb takes grouped convolutions one group at a time
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"compute.device = {name!r} is not legal: auto, cpu, cuda or cuda:N")

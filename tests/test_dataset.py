@@ -9,7 +9,7 @@ import pytest
 from semidfl.config import DataConfig
 from semidfl.data import sources
 from semidfl.data.dataset import Dataset
-from semidfl.errors import DataError
+from semidfl.errors import ConfigError, DataError
 
 Arrays = dict[str, Any]
 
@@ -151,3 +151,11 @@ def test_samples_without_a_label_are_not_held_out() -> None:
     assert part.owners.tolist() == (part.train_labels % 2).tolist()
     with pytest.raises(DataError, match="held_out = 4 leaves no label to train on: only 4 are known"):
         data.holding_out(4)
+
+
+def test_what_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="held_out is for data sets with test images of their own, not for folders"):
+        sources.load(str(tmp_path), DataConfig(str(tmp_path), held_out=3))
+    for look in (sources.load, sources.outline):
+        with pytest.raises(DataError, match=r"data\.held_out = 1437 leaves no"):
+            look("digits", DataConfig("digits", held_out=1437))

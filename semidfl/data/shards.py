@@ -6,6 +6,7 @@ so that drawing a batch for all clients is one gather.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -42,11 +43,16 @@ class Space:
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 (…, ch, H, W) -> float, as the classifier wants it."""
-        scale = torch.tensor([1 / (255 * s) for s in self.std], device=images.device)[:, None, None]
-        shift = torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)], device=images.device)
+        scale, shift = _affine(self.mean, self.std, images.device)
         if images.is_cuda:
-            return torch.addcmul(shift[:, None, None], images, scale)  # in one pass
-        return images.float() * scale + shift[:, None, None]
+            return torch.addcmul(shift, images, scale)  # in one pass
+        return images.float() * scale + shift
+
+
+@cache  # a copy to the device would make it wait
+def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    scale, shift = [1 / (255 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]
+    return tuple(torch.tensor(x, device=device)[:, None, None] for x in (scale, shift))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

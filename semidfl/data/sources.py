@@ -16,7 +16,7 @@ from semidfl.data.dataset import Dataset, Images, Labels, load_npz
 from semidfl.data.fetch import Origin, RawFile, fetch
 from semidfl.data.formats import optional, parse_batch, parse_idx
 from semidfl.data.own import load_folder
-from semidfl.errors import DataError, nearest
+from semidfl.errors import ConfigError, DataError, nearest
 from semidfl.plugins import find_plugin
 
 __all__ = ["Available", "Report", "available", "cache_folder", "check", "get", "is_folder", "load", "outline"]
@@ -79,8 +79,16 @@ def load(name_or_path: str, settings: DataConfig | None = None, seed: int = 0) -
     `settings` and `seed` say how a folder is read: size, channels, classes, which part is for testing; and how many
     training samples of any data set are held out.
     """
-    data, held_out = _whole(name_or_path, settings, seed), settings.held_out if settings else 0
+    held_out = _held_out(name_or_path, settings)
+    data = _whole(name_or_path, settings, seed)
     return data.holding_out(held_out) if held_out else data
+
+
+def _held_out(name_or_path: str, settings: DataConfig | None) -> int:
+    count = settings.held_out if settings else 0
+    if count and is_folder(name_or_path):  # another seed would test on what this one chose its settings by
+        raise ConfigError("data.held_out is for data sets with test images of their own, not for folders")
+    return count
 
 
 def _whole(name_or_path: str, settings: DataConfig | None, seed: int) -> Dataset:
@@ -106,8 +114,10 @@ def outline(name_or_path: str, settings: DataConfig | None = None, seed: int = 0
     """A data set's shape and size without its content, which need not be fetched; an own one is read."""
     if name_or_path not in CATALOGUE:
         return load(name_or_path, settings, seed)
-    item, held_out = _item(name_or_path), settings.held_out if settings else 0
-    sizes = (max(0, item.train - held_out), held_out) if held_out else (item.train, item.test)
+    item, held_out = _item(name_or_path), _held_out(name_or_path, settings)
+    if held_out >= item.train:
+        raise DataError(f"data.held_out = {held_out} leaves nothing of {name_or_path}, which has {item.train} images")
+    sizes = (item.train - held_out, held_out) if held_out else (item.train, item.test)
     # Zeros that nobody touches take no memory.
     images = [np.zeros((n, *item.shape), dtype=np.uint8) for n in sizes]
     labels = [np.arange(n) % len(item.classes) for n in sizes]

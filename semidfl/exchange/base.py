@@ -72,7 +72,8 @@ def _neighbourhood(graph: Topology, own: tuple[int, ...], seen: tuple[int, ...],
     place = {client: position for position, client in enumerate(seen)}
     lists = [[place[j] for j in sorted((i, *graph.neighbours[i])) if j in place] for i in own]
     longest = max(len(x) for x in lists)
-    index = torch.tensor([x + [0] * (longest - len(x)) for x in lists])
+    # Padded with one of the client's own: what stands there counts nothing, but zero times NaN is NaN.
+    index = torch.tensor([x + x[:1] * (longest - len(x)) for x in lists])
     mask = torch.arange(longest) < torch.tensor([len(x) for x in lists])[:, None]
     return Neighbourhood(index.to(device), mask.to(device))
 

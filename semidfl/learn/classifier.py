@@ -68,9 +68,10 @@ def class_shares(batch: Batch) -> Tensor:
 @torch.no_grad()
 def probabilities(network: Network, space: Space, params: Tensor, images: Tensor, limit: int) -> Tensor:
     """params (C, D), images uint8 (C or 1, n, ch, H, W) -> softmax (C, n, K), `limit` samples a client at a time."""
-    clients = params.shape[0]
+    clients, count = params.shape[0], images.shape[1]
+    passes = max(1, -(-count // limit))
     parts = []
-    for some in images.split(limit, dim=1):
+    for some in images.split(max(1, -(-count // passes)), dim=1):  # of equal size
         x = space.normalise(some).expand(clients, *some.shape[1:])
         parts.append(network(params, x).softmax(dim=2))
     return torch.cat(parts, dim=1)

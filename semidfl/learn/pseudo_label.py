@@ -53,12 +53,11 @@ class Labeller:
 
     def _mixed_view(self, t: int, k: int, shared: Tensor, teacher: Tensor, shards: Shards, draws: Draws) -> Tensor:
         """Every sample by a classifier of its own draw: all that were drawn predict, each where it was."""
-        total: Tensor | float = 0.0
+        chosen = torch.zeros(*teacher.shape, self.space.classes, device=teacher.device)
         for j in teacher.unique().tolist():
-            params = shared[j].expand(teacher.shape[0], -1)
-            total = total + self._view(t, k, params, shards, draws) * (teacher == j)[:, :, None]
-        assert isinstance(total, Tensor)
-        return total
+            view = self._view(t, k, shared[j].expand(teacher.shape[0], -1), shards, draws)
+            chosen = torch.where((teacher == j)[:, :, None], view, chosen)
+        return chosen
 
 
 def sharpen(p: Tensor, exponent: float) -> Tensor:

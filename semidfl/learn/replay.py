@@ -21,7 +21,6 @@ _MOST = 8
 """recordings kept of an owner: each holds a batch's activations"""
 
 _kept: WeakKeyDictionary[object, OrderedDict[Hashable, "Recording"]] = WeakKeyDictionary()
-_pools: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
 
 
 def recorded(
@@ -39,7 +38,8 @@ def recorded(
     if key not in mine:
         # An owner's recordings are played one after the other and leave nothing behind: they share their scratch
         # memory. Not with those of others: CUDA takes the memory back when the last recording in it goes.
-        pool = _pools.setdefault(owner, torch.cuda.graph_pool_handle())
+        other = next(iter(mine.values()), None)
+        pool = other.pool if other else torch.cuda.graph_pool_handle()
         mine[key] = Recording(step, learner, stepped, fixed, pool)
         if len(mine) > _MOST:
             mine.popitem(last=False)
@@ -71,7 +71,7 @@ class Recording:
             self._at.add_(1)
 
         self._fill(learner, stepped, fixed, 0.0)
-        self._graph = _record(one, device, pool)
+        self._graph, self.pool = _record(one, device, pool), pool
 
     def run(
         self, learner: Learner, stepped: Sequence[Tensor], fixed: Sequence[Tensor], rate: float
@@ -101,6 +101,7 @@ def _record(work: Callable[[], None], device: torch.device, pool: Any) -> torch.
     with torch.cuda.stream(aside):
         work()
         torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # a recording cannot take memory from what is only kept for later
         graph.capture_begin(pool)
         try:
             work()

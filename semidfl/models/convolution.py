@@ -151,7 +151,8 @@ def _product(
     bm, bn, warps = 128, 128, 8
     if out <= 64 or triton.cdiv(pixels, bm) * triton.cdiv(out, bn) * clients < 264:  # two programs a processor
         bm, bn, warps = 64, _block(out, 64), 4
-    packed, bk = inp < _FEW, 64 if inp >= _FEW else _block(kernel * kernel * inp, 64)
+    deep = 64 if x.dtype != torch.float32 else 32  # float32 must fit into the shared memory of smaller GPUs, too
+    packed, bk = inp < _FEW, deep if inp >= _FEW else _block(kernel * kernel * inp, 64)
     grid = (triton.cdiv(pixels, bm), triton.cdiv(out, bn), clients)
     _conv[grid](
         x, w, x if bias is None else bias, x if extra is None else extra, y, pixels, clients,

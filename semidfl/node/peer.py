@@ -245,6 +245,8 @@ def _prepare(federation: Federation, name: str, place: Place) -> tuple[Method, C
         if place.data is not None:
             raise ConfigError(f"--data is not legal here: all peers share out the data set {federation.dataset!r}")
         return prepare(config, load(federation.dataset, config.data, config.seed), ids, federation.graph)
+    if config.data.held_out:
+        raise ConfigError("data.held_out is not legal here: peers with data of their own test on data.test of it")
     if place.data is None:
         raise ConfigError("--data is missing: a folder or an .npz with this peer's own samples")
     kind = find_method(config.method)
