@@ -16,7 +16,7 @@ class Stubborn(Method):
 
         def predict(params, shards):
             images = shards.images[shards.unlabelled.table]
-            p = probabilities(setup.classifier, setup.space, params, images, setup.limit(size))
+            p = probabilities(setup.classifier, setup.space, params, images, setup.limit(setup.classifier, size))
             return F.pad(p, (0, 0, 0, held.unlabelled.table.shape[1] - p.shape[1]))
 
         confidence, best = each(predict, size, cohort.classifier.params, held).max(2)
