@@ -139,11 +139,11 @@ def test_a_peer_that_is_late_is_taken_with_less_weight(data: Path, tmp_path: Pat
         made.start("b")
         made.start("c", fault="too_slow")
         made.ends("a", "b", "c", limit=LONGEST)
-        stale = [record for record in made.records("a") if record["stale"]]
+        stale = [record for record in made.records("a") if "c" in record["stale"]]
         assert stale
-        for record in stale:
-            fresh, late = 1 / 3, 1 / 3 * 0.25 ** record["stale"]["c"]
-            weights = [fresh, fresh, late] if len(record["weights"][0]) == 3 else [fresh, late]
+        for record in stale:  # on a busy machine b may be behind as well, or missing
+            there = [name for name in "abc" if name not in record["missing"]]
+            weights = [0.25 ** record["stale"].get(name, 0) for name in there]
             assert record["weights"][0] == pytest.approx([w / sum(weights) for w in weights], abs=1e-5)
 
 
