@@ -87,8 +87,6 @@ class AugmentConfig:
     """horizontal flip with probability one half"""
     strong: float = 0.0
     """how strongly pseudo-labelled samples are changed for training: in place, shape and colour, cut out; 0 is off"""
-    labelled: float = 0.0
-    """the same for labelled samples; 0: they are only shifted and flipped"""
 
 
 @dataclass(frozen=True)

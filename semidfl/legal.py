@@ -39,7 +39,6 @@ _RULES: dict[str, _Rule] = {
     "graph.probability": _between(0, 1),
     "augment.pad": _between(0, 64),
     "augment.strong": _between(0, 2),
-    "augment.labelled": _between(0, 2),
     "classifier.iterations": _at_least(1),
     "classifier.batch": _at_least(1),
     "classifier.lr": _at_least(0),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from semidfl.config import Config
-from semidfl.data.augment import Augment, Augmentation, Strong
+from semidfl.data.augment import Augment, Strong
 from semidfl.data.dataset import Dataset, Images, Labels
 from semidfl.data.shards import Space
 from semidfl.errors import ConfigError
@@ -37,7 +37,6 @@ class Setup:
     optimiser: Optimiser
     augment: Augment
     strong: Strong | None
-    labelled: Augmentation  # for training the classifier on labels
     test_images: Tensor  # (1, n, ch, H, W) uint8
     test_labels: Tensor  # (1, n)
     clients: int  # of a run's network; the graph holds more where several runs train together
@@ -51,7 +50,6 @@ class Setup:
         """From what a peer has that knows no whole data set; it may have no test images."""
         device = choose_device(config)
         c, a = config.classifier, config.augment
-        weak = Augment(a.pad, a.flip)
         return cls(
             config,
             graph,
@@ -60,9 +58,8 @@ class Setup:
             build_classifier(config, space, device),
             build_generator(config, space, device),
             Optimiser(c.optimizer, c.lr, c.momentum, c.nesterov, c.weight_decay),
-            weak,
+            Augment(a.pad, a.flip),
             Strong(a.pad, a.flip, a.strong) if a.strong else None,
-            Strong(a.pad, a.flip, a.labelled) if a.labelled else weak,
             torch.from_numpy(test_images).to(device)[None],
             torch.from_numpy(test_labels).to(device)[None],
             graph.clients,

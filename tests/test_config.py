@@ -36,7 +36,6 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "graph.probability": ("from 0 to 1", [0.0, 1.0], [-0.1, 1.1]),
     "augment.pad": ("from 0 to 64", [0, 64], [-1, 65]),
     "augment.strong": ("from 0 to 2", [0.0, 2.0], [-0.1, 2.1]),
-    "augment.labelled": ("from 0 to 2", [0.0, 2.0], [-0.1, 2.1]),
     "classifier.iterations": ("at least 1", [1, 1000], [0, -1]),
     "classifier.batch": ("at least 1", [1, 1000], [0, -1]),
     "classifier.lr": ("at least 0", [0.0, 10.0], [-0.1]),

@@ -54,7 +54,7 @@ class Method:
     def train_classifier(self, t: int, cohort: Cohort, pseudo: PseudoLabels | None, log: "RoundLog") -> None:
         """phi_i^{t+1/2}, by MixUp of all that the client has."""
         setup, config = self.setup, self.setup.config
-        c, beta, loss, strong = config.classifier, self.mixup_beta(), self.loss(t), self.strong() or setup.augment
+        c, beta, loss, strong = config.classifier, self.mixup_beta(), self.loss(t), self.strong()
         scale = cosine(t, config.rounds) if c.schedule == "cosine" else 1.0
 
         def train(
@@ -62,7 +62,7 @@ class Method:
         ) -> Outcome:
             classes = setup.space.classes
             batch = compose(
-                t, "classify", c.iterations, c.batch, setup.labelled, classes, shards, draws, some, made, strong
+                t, "classify", c.iterations, c.batch, setup.augment, classes, shards, draws, some, made, strong
             )
             return train_classifier(
                 t,
