@@ -93,9 +93,14 @@ def slow() -> None:
     _sleeps(0.2)
 
 
-def too_slow() -> None:
-    """Each round takes longer than the deadline."""
+def late() -> None:
+    """Each round takes a little longer than the deadline."""
     _sleeps(0.9)
+
+
+def too_slow() -> None:
+    """Each round takes far longer than the deadline and a busy machine's training."""
+    _sleeps(2.0)
 
 
 def _sleeps(seconds: float) -> None:

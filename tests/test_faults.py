@@ -137,7 +137,7 @@ def test_a_peer_that_is_late_is_taken_with_less_weight(data: Path, tmp_path: Pat
     with live(tmp_path / "f", data, ROLES, QUICK | {"rounds": 4}, deadlines=DEADLINES, faults=faults) as made:
         made.start("a")
         made.start("b")
-        made.start("c", fault="too_slow")
+        made.start("c", fault="late")
         made.ends("a", "b", "c", limit=LONGEST)
         stale = [record for record in made.records("a") if "c" in record["stale"]]
         assert stale
