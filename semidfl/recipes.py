@@ -59,21 +59,16 @@ def tuned(
 _FIXED = PseudoLabelConfig(threshold=0.95, adaptive=False, labels="hard", align=True, masked=True)
 """Pseudo-labels that are hard and few: confident by one threshold for all, weighed by how many there are."""
 
+_GREY: dict[str, Any] = {
+    "strong": 0.5,
+    "pseudo": _FIXED,
+    "aggregation": AggregationConfig(momentum=True),
+    "generator": GeneratorConfig(ema=0.9, all_images=True, guidance=2.0, keep_agreed=True),
+}
+
 _TUNED: dict[str, dict[str, Any]] = {
-    "mnist": {
-        "augment": AugmentConfig(pad=2, flip=False),
-        "strong": 0.5,
-        "pseudo": _FIXED,
-        "aggregation": AggregationConfig(momentum=True),
-        "generator": GeneratorConfig(ema=0.9, all_images=True, guidance=2.0, keep_agreed=True),
-    },
-    "fashion-mnist": {
-        "augment": AugmentConfig(pad=2),
-        "strong": 0.5,
-        "pseudo": _FIXED,
-        "aggregation": AggregationConfig(momentum=True),
-        "generator": GeneratorConfig(ema=0.9, all_images=True, guidance=2.0, keep_agreed=True),
-    },
+    "mnist": _GREY | {"augment": AugmentConfig(pad=2, flip=False)},
+    "fashion-mnist": _GREY | {"augment": AugmentConfig(pad=2)},
     "cifar10": {
         "augment": AugmentConfig(pad=4),
         "strong": 1.0,

@@ -112,7 +112,7 @@ def test_the_layers_of_the_cnn(shape: tuple[int, ...], programs: int, monkeypatc
         (8, 1, False, "none"),
     ],
 )
-@pytest.mark.parametrize("side", [5, 18], ids=["read once", "in parts"])
+@pytest.mark.parametrize("side", [5, 18], ids=["in one part", "in several"])
 def test_normalisation(channels: int, per: int, conditioned: bool, act: str, side: int) -> None:
     clients, batch = 2, 3
     x, row = normal(1, batch, side, side, clients * channels), normal(2, clients, 2 * channels + 3)

@@ -1,6 +1,6 @@
 """GPU kernels in Triton: group normalisation with the condition and the activation that follow it.
 
-A program takes one sample and some groups. Where their pixels fit into registers they are read once.
+A program takes one sample and some groups.
 """
 
 from typing import Any
@@ -11,9 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 __all__ = ["normalise"]
-
-_PIXELS = 256
-"""of a sample that a program holds in registers, for 32 channels"""
 
 ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2}
 
@@ -72,23 +69,19 @@ def _affine(
 def _norm(
     x, weight, bias, cond, y, stats, batch, area, channels, w_c, b_c, eps, CH: tl.constexpr, PER: tl.constexpr,
     WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr, ACT: tl.constexpr, BP: tl.constexpr,
-    ONCE: tl.constexpr,
 ):  # fmt: skip
     """y = act(a x^ + b), x^ normalised over each group of PER channels; one sample, GROUPS groups a program."""
     sample = tl.program_id(0)
     c, real = _lanes(tl.program_id(1) * GROUPS, PER, WIDE, GROUPS)
     far = sample.to(tl.int64) * area * channels
-    p = tl.arange(0, BP)
-    inside = (p < area)[:, None] & real[None, :]
-    place = far + p[:, None] * channels + c[None, :]
-    first = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    total, square = tl.sum(first, 0), tl.sum(first * first, 0)
-    if not ONCE:
-        for start in range(BP, area, BP):
-            more = (start + p < area)[:, None] & real[None, :]
-            v = tl.load(x + place + start * channels, mask=more, other=0.0).to(tl.float32)
-            total += tl.sum(v, 0)
-            square += tl.sum(v * v, 0)
+    total = tl.zeros((GROUPS * WIDE,), tl.float32)
+    square = tl.zeros((GROUPS * WIDE,), tl.float32)
+    for start in range(0, area, BP):
+        p = start + tl.arange(0, BP)
+        inside = (p < area)[:, None] & real[None, :]
+        v = tl.load(x + far + p[:, None] * channels + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        total += tl.sum(v, 0)
+        square += tl.sum(v * v, 0)
     mean = _by_group(total, WIDE, GROUPS) / (area * PER)
     spread = _by_group(square, WIDE, GROUPS) / (area * PER) - mean * mean
     rstd = 1 / tl.sqrt(tl.maximum(spread, 0.0) + eps)
@@ -98,14 +91,13 @@ def _norm(
     scale, shift = _affine(weight, bias, cond, sample, batch, c, real, w_c, b_c, CH, COND)
     scale *= rstd
     shift -= mean * scale
-    v = _act(first * scale[None, :] + shift[None, :], ACT)
-    tl.store(y + place, v.to(y.dtype.element_ty), mask=inside)
-    if not ONCE:
-        for start in range(BP, area, BP):
-            more = (start + p < area)[:, None] & real[None, :]
-            v = tl.load(x + place + start * channels, mask=more, other=0.0).to(tl.float32)
-            v = _act(v * scale[None, :] + shift[None, :], ACT)
-            tl.store(y + place + start * channels, v.to(y.dtype.element_ty), mask=more)
+    for start in range(0, area, BP):
+        p = start + tl.arange(0, BP)
+        inside = (p < area)[:, None] & real[None, :]
+        place = far + p[:, None] * channels + c[None, :]
+        v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        v = _act(v * scale[None, :] + shift[None, :], ACT)
+        tl.store(y + place, v.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -185,8 +177,7 @@ def _tiles(channels: int, per: int, area: int) -> tuple[int, int, int, int]:
     groups, wide, some = channels // per, triton.next_power_of_2(per), 1
     while some * wide < 32 and groups % (2 * some) == 0:
         some *= 2
-    pixels = max(16, triton.next_power_of_2(area))
-    return groups // some, wide, some, pixels if pixels * some * wide <= 32 * _PIXELS else 128
+    return groups // some, wide, some, min(128, max(16, triton.next_power_of_2(area)))
 
 
 class _Normalise(torch.autograd.Function):
@@ -200,7 +191,6 @@ class _Normalise(torch.autograd.Function):
         _norm[(samples, blocks)](
             x, weight, bias, x if cond is None else cond, y, stats, samples, height * width, channels,
             weight.stride(0), bias.stride(0), eps, weight.shape[1], per, wide, groups, cond is not None, act, pixels,
-            pixels >= height * width,
         )  # fmt: skip
         ctx.save_for_backward(x, weight, bias, stats, *(() if cond is None else (cond,)))
         ctx.per, ctx.act = per, act
@@ -216,7 +206,7 @@ class _Normalise(torch.autograd.Function):
         strides, ch = (weight.stride(0), bias.stride(0)), weight.shape[1]
         _norm_back[(samples, blocks)](
             x, weight, bias, cond, grads[0].contiguous(), stats, dx, sums, samples, height * width, channels,
-            *strides, ch, ctx.per, wide, groups, bool(rest), ctx.act, min(128, pixels),
+            *strides, ch, ctx.per, wide, groups, bool(rest), ctx.act, pixels,
         )  # fmt: skip
         d_weight, d_bias = (torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in (weight, bias))
         d_cond = torch.empty_like(cond) if rest else None
