@@ -181,6 +181,8 @@ class GeneratorConfig:
     """scale of classifier-free guidance"""
     keep_agreed: bool = False
     """train only on generated samples that the classifier puts into the asked-for class"""
+    fill: bool = False
+    """weigh generated samples by how uneven the client's own classes are: they fill in what it lacks"""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """The GPU's kernels against plain PyTorch: on a GPU as they are, elsewhere through Triton's interpreter."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from helpers import pixels, random
@@ -34,9 +37,25 @@ def normal(seed: int, *shape: int) -> Tensor:
     return random(seed, *shape).to(DEVICE).requires_grad_()
 
 
+def error_of(ours: Tensor, theirs: Tensor) -> float:
+    return ((ours - theirs).norm() / theirs.norm()).item()
+
+
 def assert_near(ours: Tensor, theirs: Tensor, what: str = "", near: float = CLOSE) -> None:
-    error = ((ours - theirs).norm() / theirs.norm()).item()
+    error = error_of(ours, theirs)
     assert error < near, f"{what} off by {error:.1e} of its length"
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """PyTorch's own convolutions and products with or without the rounding that ours have on a GPU."""
+    rooms = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [room.allow_tf32 for room in rooms]
+    for room in rooms:
+        room.allow_tf32 = allowed
+    yield
+    for room, was in zip(rooms, before, strict=True):
+        room.allow_tf32 = was
 
 
 def grads(y: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
@@ -214,16 +233,21 @@ def inputs_of(*shape: int) -> tuple[Tensor, ...]:
 def test_whole_networks(build, inputs: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(build, torch.float32)
     start = network.initial(0).expand(2, -1) + 0.03 * random(7, 2, network.size)
-    found = []
-    for own in (True, False):
+
+    def outcome(own: bool) -> tuple[Tensor, ...]:
         for room in (stacked, cnn):
-            monkeypatch.setattr(room, "fused", lambda x, own=own: own)
+            monkeypatch.setattr(room, "fused", lambda x: own)
         params = start.clone().to(DEVICE).requires_grad_()
         y = network(params, *inputs)
         with torch.no_grad():
             again = network(params, *inputs)  # without gradients there are other kernels
-        found.append((y, again, *grads(y, params)))
-    loose = 4 if isinstance(network.module, ResNet18) else 1  # a ReLU may open here and stay shut there
-    for what, ours, theirs in zip(("y", "without gradients", "gradients"), *found, strict=True):
+        return y, again, *grads(y, params)
+
+    ours = outcome(own=True)
+    with tf32(allowed=False):
+        theirs = outcome(own=False)
+    with tf32(allowed=True):
+        rounded = outcome(own=False)  # as far off as PyTorch itself is then: many layers, and ReLUs that open or not
+    for what, mine, truth, rough in zip(("y", "without gradients", "gradients"), ours, theirs, rounded, strict=True):
         half = isinstance(network.module, CNN) and what == "without gradients"
-        assert_near(ours, theirs, what, max(HALF, CLOSE) if half else CLOSE * loose)
+        assert_near(mine, truth, what, max(HALF if half else CLOSE, 2 * error_of(rough, truth)))

@@ -18,7 +18,6 @@ from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import prepare, train
 from semidfl.learn.align import Shares, aligned, mean_prediction
 from semidfl.learn.batch import Batch, compose
-from semidfl.learn.classifier import class_shares
 from semidfl.methods.semidfl import _of_any_class
 from semidfl.record.log import RoundLog
 from semidfl.topology import build
@@ -151,7 +150,7 @@ def test_class_shares_are_the_weighted_targets() -> None:
     valid, trust = torch.tensor([[True, True, False]]), torch.tensor([[1.0, 0.5, 1.0]])
     batch = Batch(torch.zeros(1, 2, 3, 1, 4, 4, dtype=torch.uint8), targets, valid, trust, torch.arange(3), 3)
     # Slot 0: class 0 twice, weight 1; slot 1: classes 1 and 2, weight 1/2; slot 2 does not count.
-    assert class_shares(batch).tolist() == [pytest.approx([2 / 3, 1 / 6, 1 / 6])]
+    assert batch.class_shares().tolist() == [pytest.approx([2 / 3, 1 / 6, 1 / 6])]
 
 
 def test_logit_adjustment_shifts_by_the_log_of_the_own_shares() -> None:

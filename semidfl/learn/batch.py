@@ -5,7 +5,7 @@ that nobody in the chunk has is left out of the tensors. Draws are made for all 
 that what a client draws does not depend on who is computed with it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -63,6 +63,18 @@ class Batch:
     def source(self) -> Tensor:
         """(S,): LABELLED, PSEUDO or GENERATED."""
         return self.slots // (self.capacity // SOURCES)
+
+    def class_shares(self, but: int | None = None) -> Tensor:
+        """(C, K): how often each class is a target in the client's batches of this round, one source left out."""
+        counted = self.weights() if but is None else self.weights() * (self.source != but)
+        mass = (self.targets * counted[:, None, :, None]).sum((1, 2))
+        return mass / mass.sum(1, keepdim=True).clamp(min=torch.finfo(mass.dtype).tiny)
+
+    def filled_in(self) -> "Batch":
+        """Generated samples weighed by the share of classes that the client's other samples lack."""
+        classes = self.targets.shape[3]
+        lacking = 1 - self.class_shares(but=GENERATED).clamp(max=1 / classes).sum(1)
+        return replace(self, trust=torch.where(self.source == GENERATED, lacking[:, None], self.trust))
 
     def chosen(self, drawn: Tensor) -> Tensor:
         """The present slots of something drawn for all: (C, E, SOURCES x B, …) -> (C, E, S, …)."""

@@ -47,7 +47,7 @@ def train_classifier(
         else:
             share = draws.beta(t, "lambda", beta, steps)
         images, targets = mixup(images, targets, share, partner)
-    offset = adjustment * class_shares(batch).clamp(min=_RAREST).log()[:, None]  # (C, 1, K)
+    offset = adjustment * batch.class_shares().clamp(min=_RAREST).log()[:, None]  # (C, 1, K)
 
     def loss_of(
         params: Tensor, images: Tensor, targets: Tensor, offset: Tensor, valid: Tensor, trust: Tensor, slots: Tensor
@@ -57,12 +57,6 @@ def train_classifier(
 
     kind, fixed = (loss, batch.capacity), (offset, batch.valid, batch.trust, batch.slots)
     return descend(loss_of, kind, network, optimiser, learner, batch.valid.any(1), (images, targets), fixed, scale)
-
-
-def class_shares(batch: Batch) -> Tensor:
-    """(C, K): how often each class is a target in the client's batches of this round."""
-    mass = (batch.targets * batch.weights()[:, None, :, None]).sum((1, 2))
-    return mass / mass.sum(1, keepdim=True).clamp(min=_RAREST)
 
 
 @torch.no_grad()

@@ -64,6 +64,8 @@ class Method:
             batch = compose(
                 t, "classify", c.iterations, c.batch, setup.augment, classes, shards, draws, some, made, strong
             )
+            if config.generator.fill:
+                batch = batch.filled_in()
             return train_classifier(
                 t,
                 setup.classifier,

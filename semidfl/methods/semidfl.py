@@ -1,5 +1,6 @@
 """SemiDFL: neighbourhood pseudo-labels, consensus diffusion, consensus MixUp, adaptive aggregation."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from semidfl.data.shards import Shards, by_length
 from semidfl.draws import Draws
 from semidfl.exchange.base import Neighbourhood
 from semidfl.learn.aggregate import equal_weights, find_rule
-from semidfl.learn.align import Shares, aligned, mean_prediction
+from semidfl.learn.align import Shares, aligned, summed
 from semidfl.learn.batch import PseudoLabels, compose
 from semidfl.learn.classifier import accuracy, probabilities
 from semidfl.learn.descend import Outcome
@@ -43,8 +44,8 @@ class SemiDFL(Method):
             return None
         rows = by_length(cohort.shards.unlabelled)
         p = self._predict(t, cohort, exchange, rows)  # Eq. 5 or 7: (C, n, K)
-        ratio = self._ratio(t, cohort, exchange, p) if config.align else None
-        p = self._sharpened(p, ratio, cohort.shards)  # Eq. 6
+        tilt = self._tilt(t, cohort, exchange, p) if config.align else None
+        p = self._sharpened(p, tilt, cohort.shards)  # Eq. 6
         valid = cohort.shards.unlabelled.valid()
         counts = qualified_counts(p, valid, config.threshold)  # Eq. 8
         if config.kind == "npl":
@@ -92,35 +93,41 @@ class SemiDFL(Method):
         p[rows] = each(predict, size, *args)
         return p
 
-    def _sharpened(self, p: Tensor, ratio: Tensor | None, shards: Shards) -> Tensor:
+    def _sharpened(self, p: Tensor, tilt: Tensor | None, shards: Shards) -> Tensor:
         """Eq. 6, after alignment where that is asked for."""
 
-        def finish(p: Tensor, shards: Shards, *ratio: Tensor) -> Tensor:
+        def finish(p: Tensor, shards: Shards, *tilt: Tensor) -> Tensor:
             own = trimmed(p, shards)
-            q = sharpen(aligned(own, *ratio) if ratio else own, self.setup.config.pseudo.sharpen)
+            q = sharpen(aligned(own, *tilt) if tilt else own, self.setup.config.pseudo.sharpen)
             return F.pad(q, (0, 0, 0, p.shape[1] - own.shape[1]))
 
         size = self.setup.chunk(self.setup.classifier, len(p))
-        return each(finish, size, p, shards, *([] if ratio is None else [ratio]))
+        return each(finish, size, p, shards, *([] if tilt is None else [tilt]))
 
-    def _ratio(self, t: int, cohort: Cohort, exchange: "Exchange", p: Tensor) -> Tensor:
-        """(C, K): how far labels outnumber predictions in the network, as far as gossip knows."""
+    def _tilt(self, t: int, cohort: Cohort, exchange: "Exchange", p: Tensor) -> Tensor:
+        """(C, K): how far to raise each class, since labels outnumber predictions as far as gossip knows."""
         setup, held = self.setup, cohort.shards
         keep = {name.removeprefix("shares."): x for name, x in cohort.memory.items() if name.startswith("shares.")}
         if not keep:
             known = held.labels[held.labelled.table].clamp(min=0)  # cells without a sample may say -1
             labels = F.one_hot(known, setup.space.classes) * held.labelled.valid()[..., None]
             keep = vars(Shares.start(labels.sum(1).float()))
+        shares = Shares(**keep)
         size = setup.chunk(setup.classifier, len(cohort.ids))
-        now: Tensor = each(lambda q, s: mean_prediction(trimmed(q, s), s.unlabelled.valid()), size, p, held)
-        own = torch.where(held.unlabelled.count[:, None] > 0, now, keep["own"])
-        shares = Shares(**keep).moved(own)
+        own: Tensor = each(
+            lambda q, held, tilt: summed(aligned(trimmed(q, held), tilt), held.unlabelled.valid()),
+            size,
+            p,
+            held,
+            shares.tilt,
+        )
+        shares = shares.moved(own)
         seen = exchange.share(t, "shares", {"predicted": shares.predicted, "labelled": shares.labelled})
         near = Neighbourhood.of(setup.graph, cohort.ids, seen.ids, setup.device)
         shares = shares.averaged(seen.tensors["predicted"], seen.tensors["labelled"], near)
-        cohort.memory |= {f"shares.{name}": x for name, x in vars(shares).items()}
-        ratio: Tensor = each(lambda s: s.ratio(setup.clients), size, shares)
-        return ratio
+        tilt: Tensor = each(lambda s: s.raised(setup.clients), size, shares)
+        cohort.memory |= {f"shares.{name}": x for name, x in vars(replace(shares, tilt=tilt)).items()}
+        return tilt
 
     def train_generator(self, t: int, cohort: Cohort, pseudo: PseudoLabels | None, log: "RoundLog") -> None:
         """Eq. 11, on labelled and pseudo-labelled samples."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["features"]
 
-_CELLS, _WARPS, _STAGES = 64, 4, 2
+_CELLS, _WARPS, _STAGES = 64, 4, 1
 """cells of a tile, warps that work on it, tiles under way"""
 _TILES = 16
 """that a program takes at most, one after the other, with the same weights"""
