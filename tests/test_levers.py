@@ -1,6 +1,7 @@
 """What goes beyond the paper: strong augmentation, alignment by gossip, logit adjustment, mixed momentum."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from semidfl.draws import Draws
 from semidfl.exchange.base import Neighbourhood
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import prepare, train
-from semidfl.learn.align import Shares, aligned, mean_prediction
+from semidfl.learn.align import Shares, aligned, summed
 from semidfl.learn.batch import Batch, compose
 from semidfl.methods.semidfl import _of_any_class
 from semidfl.record.log import RoundLog
@@ -103,26 +104,25 @@ def test_the_hole_is_a_square_of_its_size() -> None:
 
 def test_alignment_against_a_plain_loop() -> None:
     p = torch.rand(2, 3, 4).softmax(2)
-    ratio = torch.tensor([[1.0, 2.0, 0.5, 1.0], [3.0, 1.0, 1.0, 0.1]])
-    found = aligned(p, ratio)
+    tilt = torch.tensor([[1.0, 2.0, 0.5, 1.0], [3.0, 1.0, 1.0, 0.1]])
+    found = aligned(p, tilt.log())
     for c in range(2):
         for n in range(3):
-            raised = [float(p[c, n, k]) * float(ratio[c, k]) for k in range(4)]
+            raised = [float(p[c, n, k]) * float(tilt[c, k]) for k in range(4)]
             assert found[c, n].tolist() == pytest.approx([x / sum(raised) for x in raised], rel=1e-5)
 
 
-def test_mean_prediction_leaves_padding_out() -> None:
+def test_sums_leave_padding_out() -> None:
     p = torch.rand(2, 5, 3)
     valid = torch.tensor([[True, True, False, False, False], [False] * 5])
-    found = mean_prediction(p, valid)
-    torch.testing.assert_close(found[0], p[0, :2].mean(0))
+    found = summed(p, valid)
+    torch.testing.assert_close(found[0], p[0, :2].sum(0))
     assert found[1].tolist() == [0, 0, 0]
 
 
 def test_gossip_finds_the_network_and_follows_it() -> None:
     """On a regular graph every client's estimate goes to the mean over all, also after the predictions change."""
-    graph = build(GraphConfig("fig1"), 0)
-    near = Neighbourhood.of(graph, range(10), range(10), CPU)
+    near = Neighbourhood.of(build(GraphConfig("fig1"), 0), range(10), range(10), CPU)
     counts = torch.zeros(10, 3)
     counts[0], counts[3] = torch.tensor([4.0, 0, 0]), torch.tensor([0, 2.0, 2.0])
     shares = Shares.start(counts)
@@ -133,16 +133,55 @@ def test_gossip_finds_the_network_and_follows_it() -> None:
         if step % 30 == 29:
             torch.testing.assert_close(shares.predicted, own.mean(0).expand(10, 3), atol=1e-4, rtol=0)
     torch.testing.assert_close(shares.labelled, counts.mean(0).expand(10, 3), atol=1e-4, rtol=0)
-    # Eight labels, and fifty more of each class as the prior.
-    expected = torch.tensor([54.0, 52.0, 52.0]) / 158 / own.mean(0)
-    torch.testing.assert_close(shares.ratio(10)[0], expected, atol=1e-3, rtol=1e-3)
+    # Eight labels, and fifty more of each class as the prior; a round goes a fifth of the way.
+    expected = 0.2 * (torch.tensor([54.0, 52.0, 52.0]) / 158 / own.mean(0)).log()
+    torch.testing.assert_close(shares.raised(10)[0], expected, atol=1e-3, rtol=1e-3)
+
+
+def test_alignment_parts_classes_that_were_seen_as_one() -> None:
+    """All clients call the third class the second, surely, but the third by a little less where it is not."""
+    near = Neighbourhood.of(build(GraphConfig("fig1"), 0), range(10), range(10), CPU)
+    random = torch.Generator().manual_seed(0)
+    truth = torch.randint(3, (10, 300), generator=random)
+    logits = torch.tensor([[8.0, 0.0, 0.0], [0.0, 9.0, 1.0], [0.0, 9.0, 2.5]])[truth]
+    p = (logits + 0.5 * torch.randn(logits.shape, generator=random)).softmax(2)
+    valid = torch.ones(10, 300, dtype=torch.bool)
+    valid[0] = False  # a client with labels only does not count as one that predicts all classes alike
+    one_step = p * (1 / 3 / p[1:].mean((0, 1)))
+    shares = Shares.start(torch.zeros(10, 3))
+    for _ in range(80):
+        shares = shares.moved(summed(aligned(p, shares.tilt), valid))
+        shares = shares.averaged(shares.predicted, shares.labelled, near)
+        shares = replace(shares, tilt=shares.raised(10))
+    found = aligned(p, shares.tilt)[1:]
+    torch.testing.assert_close(found.mean((0, 1)), torch.full((3,), 1 / 3), atol=0.02, rtol=0)
+    right, before, after_one = ((x.argmax(2) == truth[1:]).float().mean() for x in (found, p[1:], one_step[1:]))
+    assert before < 0.7
+    assert right > after_one + 0.05
 
 
 def test_a_class_without_labels_or_predictions_stays_finite() -> None:
-    shares = Shares(torch.tensor([[1.0, 0.0, -0.01]]), torch.zeros(1, 3), torch.zeros(1, 3))
-    ratio = shares.ratio(5)
-    assert torch.isfinite(ratio).all()
-    assert (ratio > 0).all()
+    nothing = torch.zeros(1, 3)
+    shares = Shares(torch.tensor([[1.0, 0.0, -0.01]]), nothing, nothing, nothing)
+    for _ in range(100):
+        shares = replace(shares, tilt=shares.raised(5))
+    assert shares.tilt.exp().tolist() == [pytest.approx([0.01, 100, 100])]
+    assert Shares.start(nothing).raised(5).tolist() == [pytest.approx([0, 0, 0], abs=1e-6)]
+
+
+def test_generated_samples_weigh_as_much_as_classes_are_lacking() -> None:
+    """Two slots of each source, four classes; clients with one class, with all, and with nothing of their own."""
+    known = torch.tensor([[0, 0, 0, 0, 1, 2], [0, 1, 2, 3, 1, 2], [0, 0, 0, 0, 1, 2]])
+    targets = F.one_hot(known, 4).float()[:, None]
+    valid = torch.tensor([[True] * 6, [True] * 6, [False] * 4 + [True] * 2])
+    trust = torch.ones(3, 6)
+    trust[:, 2:4] = 0.5
+    trust[1] = 1.0
+    batch = Batch(torch.zeros(3, 1, 6, 1, 4, 4, dtype=torch.uint8), targets, valid, trust, torch.arange(6), 6)
+    filled = batch.filled_in()
+    assert filled.trust[:, 4].tolist() == pytest.approx([0.75, 0.0, 1.0])
+    assert torch.equal(filled.trust[:, :4], trust[:, :4])
+    assert torch.equal(filled.trust[:, 4], filled.trust[:, 5])
 
 
 def test_class_shares_are_the_weighted_targets() -> None:
@@ -208,6 +247,7 @@ def test_all_levers_together_give_the_same_bits_wherever_clients_are() -> None:
         "generator__ema": 0.5,
         "generator__all_images": True,
         "generator__keep_agreed": True,
+        "generator__fill": True,
         "aggregation__momentum": True,
     }
     config = ten(compute__deterministic=True, rounds=3, **levers)

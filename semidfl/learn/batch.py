@@ -15,6 +15,7 @@ from semidfl.cohort import Synthetic
 from semidfl.data.augment import Augmentation
 from semidfl.data.shards import Rows, Shards
 from semidfl.draws import Draws
+from semidfl.learn.packing import Held, pack
 
 __all__ = ["GENERATED", "LABELLED", "PSEUDO", "Batch", "PseudoLabels", "compose", "draw_kept"]
 
@@ -45,6 +46,7 @@ class Batch:
     trust: Tensor  # (C, S) weight of the slot's source
     slots: Tensor  # (S,) which of the SOURCES x B slots these are
     capacity: int  # SOURCES x B
+    held: Held = ()  # which clients may have each present source, as far as the host knows
 
     @property
     def steps(self) -> int:
@@ -76,6 +78,10 @@ class Batch:
         lacking = 1 - self.class_shares(but=GENERATED).clamp(max=1 / classes).sum(1)
         return replace(self, trust=torch.where(self.source == GENERATED, lacking[:, None], self.trust))
 
+    def packing(self) -> tuple[Tensor, ...]:
+        """How to run a network without empty slots: on a GPU, where a stack is large."""
+        return pack(self.held, self.images.device) if self.held and self.images.is_cuda else ()
+
     def chosen(self, drawn: Tensor) -> Tensor:
         """The present slots of something drawn for all: (C, E, SOURCES x B, …) -> (C, E, S, …)."""
         return drawn if self.slots.shape[0] == self.capacity else drawn[:, :, self.slots]
@@ -99,20 +105,24 @@ def compose(
     `strong` augments the pseudo-labelled samples, in place of `augment`.
     """
     parts: list[tuple[int, Tensor, Tensor, Tensor]] = []  # source, images, targets, valid
+    held: list[tuple[bool, ...]] = []
     if any(shards.labelled.held):
         place = draws.below(t, f"{purpose} labelled", shards.labelled.count, steps, size)
         index = _gather(shards.labelled.table, place)
         images = augment(shards.images, index, draws, t, f"{purpose} labelled")
         known = shards.labels[index].clamp(min=0)  # a client without labels draws any sample, which does not count
+        held.append(tuple(n > 0 for n in shards.labelled.held))
         parts.append((LABELLED, images, F.one_hot(known, classes).float(), shards.labelled.count > 0))
     if pseudo is not None and any(shards.unlabelled.held):
         place = draw_kept(pseudo.kept, draws, t, f"{purpose} pseudo", steps, size)
         index = _gather(shards.unlabelled.table, place)
         images = (strong or augment)(shards.images, index, draws, t, f"{purpose} pseudo")
+        held.append(tuple(n > 0 for n in shards.unlabelled.held))
         parts.append((PSEUDO, images, _gather(pseudo.targets, place), pseudo.kept.any(1)))
     if synthetic is not None:
         place = draw_kept(synthetic.kept, draws, t, f"{purpose} generated", steps, size)
         labels = F.one_hot(_gather(synthetic.labels, place), classes).float()
+        held.append((True,) * len(draws))
         parts.append((GENERATED, _gather(synthetic.images, place), labels, synthetic.kept.any(1)))
     if not parts:  # nobody here has anything to learn from: one slot without weight keeps the shapes whole
         return _nothing(steps, size, classes, shards)
@@ -126,6 +136,7 @@ def compose(
         torch.cat([trust.get(source, one)[:, None].expand(-1, size) for source, *_ in parts], dim=1),
         slots.to(draws.keys.device),
         SOURCES * size,
+        tuple(held),
     )
 
 

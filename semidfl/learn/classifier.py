@@ -13,6 +13,7 @@ from semidfl.learn.descend import Outcome, descend
 from semidfl.learn.loss import Loss, mean_cross_entropy, soft_cross_entropy
 from semidfl.learn.mixup import mixup, partners
 from semidfl.learn.optimise import Optimiser
+from semidfl.learn.packing import run_packed
 from semidfl.models.stacked import Network
 
 _RAREST = 0.02
@@ -50,12 +51,21 @@ def train_classifier(
     offset = adjustment * batch.class_shares().clamp(min=_RAREST).log()[:, None]  # (C, 1, K)
 
     def loss_of(
-        params: Tensor, images: Tensor, targets: Tensor, offset: Tensor, valid: Tensor, trust: Tensor, slots: Tensor
+        params: Tensor,
+        images: Tensor,
+        targets: Tensor,
+        offset: Tensor,
+        valid: Tensor,
+        trust: Tensor,
+        slots: Tensor,
+        *packing: Tensor,
     ) -> Tensor:
         now = replace(batch, images=images, targets=targets, valid=valid, trust=trust, slots=slots)
-        return loss(network(params, images) + offset, targets, now)
+        logits = run_packed(network, packing, len(batch.held), params, images)
+        return loss(logits + offset, targets, now)
 
-    kind, fixed = (loss, batch.capacity), (offset, batch.valid, batch.trust, batch.slots)
+    kind = (loss, batch.capacity, len(batch.held))
+    fixed = (offset, batch.valid, batch.trust, batch.slots, *batch.packing())
     return descend(loss_of, kind, network, optimiser, learner, batch.valid.any(1), (images, targets), fixed, scale)
 
 

@@ -10,6 +10,7 @@ from semidfl.draws import Draws
 from semidfl.learn.batch import Batch
 from semidfl.learn.descend import Outcome, descend
 from semidfl.learn.optimise import Optimiser
+from semidfl.learn.packing import run_packed
 from semidfl.models.stacked import Network
 
 __all__ = ["Schedule", "from_signal", "to_signal", "train_diffusion"]
@@ -59,9 +60,15 @@ def train_diffusion(
     noisy = schedule.noisy(to_signal(batch.images), level, noise)
     labels = batch.targets * shown[..., None]
 
-    def loss_of(params: Tensor, noisy: Tensor, level: Tensor, labels: Tensor, noise: Tensor, weights: Tensor) -> Tensor:
-        error = network(params, noisy, level, labels) - noise
+    def loss_of(
+        params: Tensor, noisy: Tensor, level: Tensor, labels: Tensor, noise: Tensor, weights: Tensor, *packing: Tensor
+    ) -> Tensor:
+        error = run_packed(network, packing, len(batch.held), params, noisy, level, labels) - noise
         return (error.square().mean((2, 3, 4)) * weights).sum(1)
 
-    stepped, fixed = (noisy, level, labels, noise), (batch.weights(),)
-    return descend(loss_of, "diffusion", network, optimiser, learner, batch.valid.any(1), stepped, fixed)
+    kind, stepped, fixed = (
+        ("diffusion", len(batch.held)),
+        (noisy, level, labels, noise),
+        (batch.weights(), *batch.packing()),
+    )
+    return descend(loss_of, kind, network, optimiser, learner, batch.valid.any(1), stepped, fixed)

@@ -1,0 +1,61 @@
+"""A stack of clients without its empty slots.
+
+A batch has a block of slots for every source that some client of the stack has, and most clients lack one: with two
+labelled, two mixed and six unlabelled clients two of five slots of a generator's batch are empty. So the network runs
+on the blocks that there are: each client's first beside its weights, every further one beside a copy of them.
+"""
+
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from semidfl.models.stacked import Network
+
+__all__ = ["Held", "pack", "run_packed"]
+
+Held = tuple[tuple[bool, ...], ...]
+"""for every block of slots, which clients have its source"""
+
+
+@cache
+def pack(held: Held, device: torch.device) -> tuple[Tensor, ...]:
+    """Where the blocks to run are, client by block (C + R,), and whose the last R of them; nothing if all are full."""
+    clients = range(len(held[0]))
+    own = [[block for block, has in enumerate(held) if has[i]] or [0] for i in clients]
+    if all(len(mine) == len(held) for mine in own):
+        return ()
+    further = [(i, block) for i in clients for block in own[i][1:]]
+    blocks = [(i, own[i][0]) for i in clients] + further
+    place, owner = [i * len(held) + block for i, block in blocks], [i for i, _ in further]
+    return tuple(torch.tensor(x, dtype=torch.int64, device=device) for x in (place, owner))
+
+
+def run_packed(network: Network, packing: tuple[Tensor, ...], blocks: int, params: Tensor, *inputs: Tensor) -> Tensor:
+    """network(params, *inputs) with zeros in the slots of blocks that `packing` leaves out."""
+    if not packing:
+        return network(params, *inputs)
+    place, owner = packing
+    rows = [x.unflatten(1, (blocks, -1)).flatten(0, 1).index_select(0, place) for x in inputs]
+    y = network(cast(Tensor, _Copied.apply(params, owner)), *rows)  # type: ignore[no-untyped-call]
+    full = y.new_zeros(len(params) * blocks, *y.shape[1:]).index_copy(0, place, y)
+    return cast(Tensor, full.unflatten(0, (len(params), blocks))).flatten(1, 2)
+
+
+class _Copied(Function):
+    """params (C, D) with copies of the owners' rows behind them."""
+
+    @staticmethod
+    def forward(ctx: Any, params: Tensor, owner: Tensor) -> Tensor:
+        ctx.save_for_backward(owner)
+        return torch.cat([params, params.index_select(0, owner)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (owner,) = ctx.saved_tensors
+        mine, copies = grad[: len(grad) - len(owner)], grad[len(grad) - len(owner) :]
+        return mine.index_add(0, owner, copies), None
