@@ -4,9 +4,10 @@ A simulation is one cohort of all clients, an actor of a cluster hosts a block o
 cohort of one. `each` is the one place where a cohort is worked on whole, in chunks or client by client.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
@@ -69,6 +70,17 @@ class Cohort:
     generator: Learner | None = None
     synthetic: Synthetic | None = None
     memory: dict[str, Tensor] = field(default_factory=dict)  # (C, …), what a method keeps from round to round
+
+    @contextmanager
+    def looking_at(self, t: int, most: int) -> Iterator[None]:
+        """Inside, clients have at most so many of their unlabelled samples, others in every round; 0: all."""
+        whole = self.shards
+        if most:
+            self.shards = replace(whole, unlabelled=whole.unlabelled.some(t, self.draws, most))
+        try:
+            yield
+        finally:
+            self.shards = whole
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that changes over the rounds, by name."""

@@ -119,6 +119,8 @@ class ClassifierConfig:
 class PseudoLabelConfig:
     start: int = 1
     """first round with pseudo-labels; before it, only labels teach"""
+    pool: int = 0
+    """unlabelled samples of a client that are looked at in a round, others in every round; 0: all"""
     kind: Literal["vanilla", "apl", "npl"] = "npl"
     """vanilla: own model, no filter; apl: own model, own counts; npl: models and counts of the neighbourhood"""
     views: int = 2

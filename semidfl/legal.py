@@ -47,6 +47,7 @@ _RULES: dict[str, _Rule] = {
     "classifier.logit_adjustment": _between(0, 10),
     "classifier.ema": _DECAY,
     "pseudo.start": _at_least(1),
+    "pseudo.pool": _at_least(0),
     "pseudo.views": _between(1, 64),
     "pseudo.sharpen": _POSITIVE,
     "pseudo.threshold": _between(0, 1),

@@ -13,6 +13,14 @@ __all__ = ["one_round"]
 
 def one_round(t: int, cohort: Cohort, method: Method, exchange: Exchange, log: RoundLog) -> None:
     """Clients learn by themselves (first loop), then agree with their neighbours (second loop)."""
+    with cohort.looking_at(t, method.setup.config.pseudo.pool):
+        accuracy = learn(t, cohort, method, exchange, log)
+    with log.phase("mix"):
+        agree(t, cohort, method, exchange, accuracy, log)  # phi_i^{t+1}, psi_i^{t+1}, Eq. 12 and 3
+
+
+def learn(t: int, cohort: Cohort, method: Method, exchange: Exchange, log: RoundLog) -> Tensor | None:
+    """Local training; returns each classifier's accuracy on generated data, once there is some."""
     with log.phase("pseudo-label"):
         pseudo = method.pseudo_label(t, cohort, exchange, log)  # P_i^t <- NPL(Z_i), Eq. 5-9
     with log.phase("generator"):
@@ -21,9 +29,7 @@ def one_round(t: int, cohort: Cohort, method: Method, exchange: Exchange, log: R
         method.generate(t, cohort, log)  # D_i^t from psi_i^{t+1/2}, from round R on
     with log.phase("classifier"):
         method.train_classifier(t, cohort, pseudo, log)  # phi_i^{t+1/2} on C-MixUp, Eq. 10
-        accuracy = method.judge(cohort)  # a_i on generated data
-    with log.phase("mix"):
-        agree(t, cohort, method, exchange, accuracy, log)  # phi_i^{t+1}, psi_i^{t+1}, Eq. 12 and 3
+        return method.judge(cohort)  # a_i on generated data
 
 
 def agree(t: int, cohort: Cohort, method: Method, exchange: Exchange, accuracy: Tensor | None, log: RoundLog) -> None:

@@ -184,6 +184,44 @@ def test_generated_samples_weigh_as_much_as_classes_are_lacking() -> None:
     assert torch.equal(filled.trust[:, 4], filled.trust[:, 5])
 
 
+def test_a_pool_is_a_part_of_the_clients_own_samples_and_changes() -> None:
+    _, cohort = prepare(ten(), load("digits"))
+    whole = cohort.shards.unlabelled
+    most = sorted(n for n in whole.held if n)[1]  # so that some have fewer, one as many, others more
+    seen = []
+    for t in (1, 2, 2):
+        with cohort.looking_at(t, most):
+            some = cohort.shards.unlabelled
+            seen.append([row[:n].tolist() for row, n in zip(some.table, some.held, strict=True)])
+            assert some.count.tolist() == list(some.held) == [min(n, most) for n in whole.held]
+    assert cohort.shards.unlabelled is whole
+    for client, n in enumerate(whole.held):
+        own = set(whole.table[client, :n].tolist())
+        for drawn in seen:
+            assert len(set(drawn[client])) == min(n, most)
+            assert set(drawn[client]) <= own
+        assert seen[1][client] == seen[2][client]
+        assert n <= most or seen[0][client] != seen[1][client]
+    with cohort.looking_at(1, 0):
+        assert cohort.shards.unlabelled is whole
+
+
+def test_a_pool_is_the_same_in_any_company() -> None:
+    _, cohort = prepare(ten(), load("digits"))
+    together = cohort.shards.unlabelled.some(3, cohort.draws, 20)
+    for client in range(10):
+        alone = cohort.shards.unlabelled.rows([client]).some(3, cohort.draws.rows([client]), 20)
+        assert alone.table[0, : alone.held[0]].tolist() == together.table[client, : together.held[client]].tolist()
+
+
+def test_a_failed_round_leaves_the_client_all_its_samples() -> None:
+    _, cohort = prepare(ten(), load("digits"))
+    whole = cohort.shards
+    with pytest.raises(ZeroDivisionError), cohort.looking_at(1, 5):
+        raise ZeroDivisionError
+    assert cohort.shards is whole
+
+
 def test_class_shares_are_the_weighted_targets() -> None:
     targets = F.one_hot(torch.tensor([[[0, 1, 1], [0, 2, 2]]]), 3).float()  # (1, 2 steps, 3 slots, 3 classes)
     valid, trust = torch.tensor([[True, True, False]]), torch.tensor([[1.0, 0.5, 1.0]])
@@ -238,6 +276,7 @@ def test_unqualified_images_train_the_generator_without_a_class() -> None:
 def test_all_levers_together_give_the_same_bits_wherever_clients_are() -> None:
     levers = {
         "pseudo__align": True,
+        "pseudo__pool": 40,
         "pseudo__masked": True,
         "pseudo__labels": "hard",
         "pseudo__sharpen": 1.7,

@@ -61,7 +61,7 @@ def test_a_run_is_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None
         return cohort.state()
 
     before, packings = last(), []
-    monkeypatch.setattr(Batch, "packing", lambda self: packings.append(pack(self.held, CPU)) or packings[-1])
+    monkeypatch.setattr(Batch, "packing", lambda self, weights: packings.append(pack(self.held, CPU)) or packings[-1])
     after = last()
     assert all(len(packing) == 2 for packing in packings)
     for name in ("classifier.params", "generator.params"):

@@ -136,24 +136,27 @@ def _cell(configs: Sequence[Config], device: Device, asked: Asked) -> dict[str, 
 
 
 def _typical(config: Config, records: Sequence[Record], prepared: float) -> dict[str, Any]:
-    """Mean seconds of a round of each kind, the first of a kind left out, and from them the whole cell's."""
+    """Seconds of a round of each kind, and from them the whole cell's.
+
+    They are medians: kernels are compiled when they are first needed, in the first round of a kind or a later one.
+    """
     first = next((k for k, r in enumerate(records) if "generated_kept" in r), len(records))
     made = [r["seconds"]["generate"] for r in records if "generated_kept" in r]
     tested = [r["seconds"]["test"] for r in records if "accuracy" in r]
     base = [_base(r) for r in records]
     spent = {"before": base[:first], "after": base[first:], "generate": made, "test": tested}
-    mean = {name: statistics.fmean(x[1:] or x) if x else 0.0 for name, x in spent.items()}
+    usual = {name: statistics.median(x[1:] or x) if x else 0.0 for name, x in spent.items()}
     count = _counts(config, generates=bool(made))
-    surplus = sum(x[0] - mean[name] for name, x in spent.items() if len(x) > 1)
+    surplus = sum(x[0] - usual[name] for name, x in spent.items() if len(x) > 1)
     typical = records[first + 1 :] or records[1:first] or records  # of a late round, where there is one
-    phases = {n: statistics.fmean(r["seconds"].get(n, 0.0) for r in typical) for n in _names(typical)}
-    phases |= {name: mean[name] for name in ("generate", "test") if spent[name]}
+    phases = {n: statistics.median(r["seconds"].get(n, 0.0) for r in typical) for n in _names(typical)}
+    phases |= {name: usual[name] for name in ("generate", "test") if spent[name]}
     phases.pop("round")
     return {
-        "cell_seconds": sum(mean[name] * count[name] for name in count),
-        "cell": {name: {"count": count[name], "seconds_each": mean[name]} for name in count},
+        "cell_seconds": sum(usual[name] * count[name] for name in count),
+        "cell": {name: {"count": count[name], "seconds_each": usual[name]} for name in count},
         "startup_seconds": prepared + max(0.0, surplus),
-        "seconds_per_round": mean["after"] or mean["before"],
+        "seconds_per_round": usual["after"] or usual["before"],
         "phase_seconds": phases,
     }
 

@@ -88,7 +88,7 @@ def work_of(method: Method, cohort: Cohort, generated: bool) -> dict[str, Work]:
         "test": _forward(one, clients * setup.test_images.shape[1], setup.classifier.size * clients),
     }
     if pseudo:
-        seen = sum(unlabelled) * config.pseudo.views
+        seen = sum(min(n, config.pseudo.pool or n) for n in unlabelled) * config.pseudo.views
         work["pseudo-label"] = _forward(one, seen, setup.classifier.size * config.pseudo.views * clients)
     if cohort.generator is not None:
         net = one_pass(setup.generator, setup)

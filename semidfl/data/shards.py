@@ -14,6 +14,7 @@ from torch import Tensor
 
 from semidfl.data.dataset import Dataset
 from semidfl.data.partition import Split
+from semidfl.draws import Draws
 
 __all__ = ["Index", "Rows", "Shards", "Space", "by_length"]
 
@@ -75,6 +76,15 @@ class Index:
         held = self.held[rows] if isinstance(rows, slice) else tuple(self.held[i] for i in rows)
         # Trimmed to the longest list left: a chunk of small clients does no work for large ones.
         return Index(self.table[rows][:, : max([1, *held])], self.count[rows], held)
+
+    def some(self, t: int, draws: Draws, most: int) -> "Index":
+        """At most so many samples of each client, drawn anew in every round."""
+        if max(self.held, default=0) <= most:
+            return self
+        key = draws.bits(t, "looked at", self.table.shape[1])
+        place = torch.where(self.valid(), key, 2**32).argsort(dim=1, stable=True)[:, :most]
+        held = tuple(min(n, most) for n in self.held)
+        return Index(self.table.gather(1, place), self.count.clamp(max=most), held)
 
     def valid(self) -> Tensor:
         """(C, longest) bool: which cells hold a sample."""

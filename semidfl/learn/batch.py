@@ -22,6 +22,9 @@ __all__ = ["GENERATED", "LABELLED", "PSEUDO", "Batch", "PseudoLabels", "compose"
 SOURCES = 3
 LABELLED, PSEUDO, GENERATED = range(SOURCES)
 
+_LIGHT = 5_000_000
+"""weights of a network that are copied sooner than empty slots are computed: a UNet's, not a ResNet's"""
+
 
 @dataclass(frozen=True)
 class PseudoLabels:
@@ -78,9 +81,10 @@ class Batch:
         lacking = 1 - self.class_shares(but=GENERATED).clamp(max=1 / classes).sum(1)
         return replace(self, trust=torch.where(self.source == GENERATED, lacking[:, None], self.trust))
 
-    def packing(self) -> tuple[Tensor, ...]:
-        """How to run a network without empty slots: on a GPU, where a stack is large."""
-        return pack(self.held, self.images.device) if self.held and self.images.is_cuda else ()
+    def packing(self, weights: int) -> tuple[Tensor, ...]:
+        """How to run a network of so many weights without empty slots: on a GPU, where a stack is large."""
+        light = weights < _LIGHT and self.images.is_cuda
+        return pack(self.held, self.images.device) if self.held and light else ()
 
     def chosen(self, drawn: Tensor) -> Tensor:
         """The present slots of something drawn for all: (C, E, SOURCES x B, …) -> (C, E, S, …)."""

@@ -69,6 +69,6 @@ def train_diffusion(
     kind, stepped, fixed = (
         ("diffusion", len(batch.held)),
         (noisy, level, labels, noise),
-        (batch.weights(), *batch.packing()),
+        (batch.weights(), *batch.packing(network.size)),
     )
     return descend(loss_of, kind, network, optimiser, learner, batch.valid.any(1), stepped, fixed)

@@ -66,16 +66,17 @@ class FlexMatch(Baseline):
 
     def _recall(self, cohort: Cohort) -> Tensor:
         """(C, n): what each unlabelled sample was last learnt as."""
-        index = _places(cohort)
-        if "learnt" not in cohort.memory:
-            return torch.full_like(index, NOTHING)
-        return cohort.memory["learnt"].gather(1, index).long()
+        return self._status(cohort).gather(1, _places(cohort)).long()
 
     def _remember(self, cohort: Cohort, learnt: Tensor) -> None:
-        """Keeps it by place in the pool, so that a client's row is the same in any company."""
-        pool = len(cohort.shards.images)
-        status = torch.full((len(learnt), pool + 1), NOTHING, dtype=torch.int16, device=learnt.device)
-        cohort.memory["learnt"] = status.scatter_(1, _places(cohort), learnt.to(torch.int16))
+        cohort.memory["learnt"] = self._status(cohort).scatter(1, _places(cohort), learnt.to(torch.int16))
+
+    def _status(self, cohort: Cohort) -> Tensor:
+        """By place in the pool, so that a client's row is the same in any company."""
+        if "learnt" in cohort.memory:
+            return cohort.memory["learnt"]
+        size = (len(cohort.ids), len(cohort.shards.images) + 1)
+        return torch.full(size, NOTHING, dtype=torch.int16, device=self.setup.device)
 
     def loss(self, t: int) -> Loss:
         return cross_entropy_by_source if self.tuned else mean_cross_entropy
