@@ -167,6 +167,8 @@ class GeneratorConfig:
     """train also on unlabelled images without a qualified pseudo-label, as images of any class"""
     label_dropout: float = 0.15
     """share of training samples whose label is hidden, for classifier-free guidance"""
+    min_snr: float = 0.0
+    """signal-to-noise ratio above which a noise level counts less (Hang et al. 2023): shapes come sooner; 0 is off"""
     ema: float = 0.0
     """decay a round of the moving average of the mixed weights, from which samples are then drawn; 0 is off"""
     start: int = 50

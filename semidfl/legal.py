@@ -60,6 +60,7 @@ _RULES: dict[str, _Rule] = {
     "generator.levels": _between(1, 6),
     "generator.steps": _between(3, 10**4),
     "generator.label_dropout": _between(0, 1),
+    "generator.min_snr": _at_least(0),
     "generator.ema": _DECAY,
     "generator.start": _at_least(1),
     "generator.every": _at_least(1),

@@ -57,6 +57,7 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "generator.levels": ("from 1 to 6", [1, 6], [0, 7]),
     "generator.steps": ("from 3 to 10000", [21, 10**4], [2, 10**4 + 1]),  # and above sampler_steps
     "generator.label_dropout": ("from 0 to 1", [0.0, 1.0], [-0.1, 1.1]),
+    "generator.min_snr": ("at least 0", [0.0, 5.0], [-1.0]),
     "generator.ema": ("from 0 to below 1", [0.0, 0.999], [-0.1, 1]),
     "generator.start": ("at least 1", [1, 100], [0]),
     "generator.every": ("at least 1", [1, 100], [0]),

@@ -39,6 +39,7 @@ PAPER = {
     "generator.levels": 2,
     "generator.steps": 1000,
     "generator.label_dropout": 0.15,
+    "generator.min_snr": 0.0,
     "generator.ema": 0.0,
     # 3. generation
     "generator.start": 50,
