@@ -102,6 +102,8 @@ _TUNED: dict[str, dict[str, Any]] = {
             lr=3e-3,
             iterations=2,
             all_images=True,
+            label_dropout=0.05,  # images of any class teach what is asked for without a label
+            min_snr=1.0,
             start=220,
             every=40,
             samples=100,
@@ -109,6 +111,7 @@ _TUNED: dict[str, dict[str, Any]] = {
             sampler_steps=10,
             guidance=2.0,
             keep_agreed=True,
+            fill=True,
         ),
         "evaluation": EvaluationConfig(every=5, last=5),
     },

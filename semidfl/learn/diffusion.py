@@ -28,7 +28,7 @@ class Schedule:
         return cls((1 - beta).cumprod(0).to(device))
 
     def emphasis(self, level: Tensor, most: float) -> Tensor:
-        """min(SNR, most) / SNR: the error of the noise counts as that of the image would, up to a bound; 1 if that is 0."""
+        """min(SNR, most) / SNR: the noise's error counts as the image's would, up to a bound; 1 without one."""
         kept = self.kept[level]
         return (most * (1 - kept) / kept).clamp(max=1).float() if most else torch.ones_like(kept).float()
 
