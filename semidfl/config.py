@@ -138,7 +138,9 @@ class PseudoLabelConfig:
     labels: Literal["soft", "hard"] = "soft"
     """train on the sharpened distribution or on its largest class"""
     align: bool = False
-    """raise classes that the whole network predicts more seldom than it has labels of them, by gossip"""
+    """raise classes that the whole network predicts more seldom than its labels say, by gossip"""
+    prior: float = 1.0
+    """for align: labels of each class added to those there are; many say that classes are known to be about even"""
     masked: bool = False
     """weigh the pseudo-labelled samples by the share that qualified, as a masked mean over all would"""
 

@@ -48,6 +48,7 @@ _RULES: dict[str, _Rule] = {
     "classifier.ema": _DECAY,
     "pseudo.start": _at_least(1),
     "pseudo.pool": _at_least(0),
+    "pseudo.prior": _POSITIVE,
     "pseudo.views": _between(1, 64),
     "pseudo.sharpen": _POSITIVE,
     "pseudo.threshold": _between(0, 1),

@@ -255,7 +255,7 @@ def _ahead(plan: Plan, found: dict[str, dict[str, Any] | None]) -> str:
     ahead = margins(done, ours)
     why = (
         "Points by which SemiDFL is ahead, and the p-value of Wilcoxon's signed-rank test over pairs (same client, "
-        "same seed) after Holm's correction. The clients of a run are not independent: the seeds are."
+        "same seed) after Holm's correction, which is too small: the clients of a run are not independent."
     )
     return f"{why}\n\n{margins_text(ahead, ours)}" if ahead else ""
 

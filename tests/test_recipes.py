@@ -28,6 +28,7 @@ PAPER = {
     "pseudo.threshold_warmup": True,
     "pseudo.adaptive": True,
     "pseudo.labels": "soft",
+    "pseudo.prior": 1.0,
     # 2. diffusion
     "generator.kind": "diffusion",
     "generator.iterations": 0,  # E

@@ -320,6 +320,8 @@ def test_margins_are_corrected_for_their_number_and_need_both_methods() -> None:
         "a": {"other": runs(0.5, 0.6), "SemiDFL": runs(0.7, 0.9, 0.1, step=0.002)},  # the third seed has no partner
         "b": {"other": runs(0.5), "third": {}, "SemiDFL": runs(0.5)},
         "c": {"other": runs(0.5)},
+        "d": {"other": {0: {"per_client": []}}, "SemiDFL": {0: {"per_client": []}}},  # nobody was tested
+        "e": {"other": {0: {"per_client": [0.5]}}, "SemiDFL": runs(0.5)},  # other clients
     }
     first, second = margins(done, "SemiDFL")
     assert (first.setting, first.other, first.seeds) == ("a", "other", 2)

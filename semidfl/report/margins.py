@@ -22,7 +22,8 @@ class Margin:
     points: float
     """our mean accuracy less theirs, over the clients of the seeds that both have"""
     p: float
-    """of Wilcoxon's signed-rank test over the pairs, after Holm's correction for all comparisons of the table"""
+    """of Wilcoxon's signed-rank test over the pairs, after Holm's correction for all comparisons of the table; too
+    small, since the clients of a run are not independent"""
     seeds: int
 
 
@@ -35,6 +36,8 @@ def margins(done: Mapping[str, Mapping[str, Runs]], ours: str) -> list[Margin]:
             if other == ours or not shared:
                 continue
             a, b = (np.concatenate([_clients(runs[seed]) for seed in shared]) for runs in (methods[ours], theirs))
+            if not len(a) or len(a) != len(b):  # nothing to pair
+                continue
             found.append(Margin(setting, other, float((a - b).mean()), wilcoxon(a, b), len(shared)))
     adjusted = holm([m.p for m in found])
     return [Margin(m.setting, m.other, m.points, p, m.seeds) for m, p in zip(found, adjusted, strict=True)]
