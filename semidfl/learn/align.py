@@ -51,8 +51,7 @@ class Shares:
     @classmethod
     def start(cls, label_counts: Tensor) -> "Shares":
         """Before the first round; label_counts (C, K)."""
-        nothing = torch.zeros_like(label_counts)
-        return cls(nothing, label_counts, nothing)
+        return cls(torch.zeros_like(label_counts), label_counts, torch.zeros_like(label_counts))
 
     def __len__(self) -> int:
         return len(self.tilt)
