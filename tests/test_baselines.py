@@ -27,7 +27,7 @@ from semidfl.learn.loss import cross_entropy_by_source, entropy_and_distance
 from semidfl.learn.mixup import mixup, partners
 from semidfl.methods.base import Method
 from semidfl.methods.cbafed import balanced_thresholds, choose, scaled_shares
-from semidfl.methods.flexmatch import convex_thresholds, learnt_counts, update_learnt
+from semidfl.methods.flexmatch import FlexMatch, convex_thresholds, learnt_counts, update_learnt
 from semidfl.methods.mixmatch import unlabelled_weight
 from semidfl.record import checkpoint
 from semidfl.record.log import RoundLog
@@ -313,6 +313,27 @@ def test_flexmatch_thresholds(seed: int, tau: float) -> None:
         assert learnt[c].tolist() == status
         counts = Counter(s for s, there in zip(status, valid[c].tolist(), strict=True) if there)
         assert thresholds[c].tolist() == pytest.approx(plain_flexmatch(counts, tau), rel=1e-6)
+
+
+def test_flexmatch_remembers_what_it_does_not_look_at() -> None:
+    method, cohort = flexmatch_with_a_pool()
+    whole = cohort.shards.unlabelled
+    status = method._status(cohort).clone()
+    status[:, :-1] = 7
+    cohort.memory["learnt"] = status
+    with cohort.looking_at(1, 5):
+        seen = cohort.shards.unlabelled
+        method._remember(cohort, torch.full_like(seen.table, 3))
+    for client, n in enumerate(whole.held):
+        looked = set(seen.table[client, : seen.held[client]].tolist())
+        for place in whole.table[client, :n].tolist():
+            assert cohort.memory["learnt"][client, place] == (3 if place in looked else 7)
+
+
+def flexmatch_with_a_pool() -> tuple[FlexMatch, Cohort]:
+    method, cohort = prepare(tiny(method="flexmatch", variant="tuned", pseudo__pool=5), load("digits"))
+    assert isinstance(method, FlexMatch)
+    return method, cohort
 
 
 def test_flexmatch_remembers_what_was_learnt() -> None:

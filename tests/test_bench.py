@@ -149,6 +149,7 @@ def test_a_cell_is_extrapolated_without_its_start_up() -> None:
     config = override(paper("mnist"), {"rounds": 100})  # generates at 50, 60, … 100, tests every 5
     rounds = [record(1, 9.0), record(2, 1.0), record(3, 1.0, test=5.0), record(4, 12.0, generate=30.0)]
     rounds += [record(5, 2.0), record(6, 2.0, generate=4.0), record(7, 2.0, test=0.5)]
+    rounds += [record(8, 33.0), record(9, 2.0)]  # something was compiled in the eighth
     found = measuring._typical(config, rounds, prepared=3.0)
     assert found["cell_seconds"] == pytest.approx(49 * 1.0 + 51 * 2.0 + 6 * 4.0 + 20 * 0.5)
     assert found["startup_seconds"] == pytest.approx(3.0 + 8.0 + 10.0 + 26.0 + 4.5)

@@ -53,9 +53,11 @@ def tf32(allowed: bool) -> Iterator[None]:
     before = [room.allow_tf32 for room in rooms]
     for room in rooms:
         room.allow_tf32 = allowed
-    yield
-    for room, was in zip(rooms, before, strict=True):
-        room.allow_tf32 = was
+    try:
+        yield
+    finally:
+        for room, was in zip(rooms, before, strict=True):
+            room.allow_tf32 = was
 
 
 def grads(y: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:

@@ -24,9 +24,12 @@ from torch import Tensor
 
 from semidfl.cohort import take
 from semidfl.data.shards import Rows
+from semidfl.exchange.base import Neighbourhood, Shared
+from semidfl.learn.aggregate import mix
+from semidfl.learn.robust import median
 from semidfl.topology import Topology
 
-__all__ = ["Shares", "aligned", "gossip_weights", "summed"]
+__all__ = ["Shares", "aligned", "averaging", "gossip_weights", "summed"]
 
 _RAREST = 0.01
 """share below which a class counts as no rarer"""
@@ -96,6 +99,20 @@ def gossip_weights(graph: Topology, own: Sequence[int], seen: Sequence[int], dev
     rows = [[1 / max(size[i], size[j]) for j in sorted((i, *graph.neighbours[i])) if j in there] for i in own]
     longest = max(len(row) for row in rows)
     return torch.tensor([row + [0.0] * (longest - len(row)) for row in rows], dtype=torch.float64).to(device)
+
+
+def averaging(
+    graph: Topology, own: tuple[int, ...], seen: Shared, device: torch.device, robust: bool = False
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """For `averaged`: by gossip, or by the median of the neighbourhood where neighbours may lie."""
+    near = Neighbourhood.of(graph, own, seen.ids, device)
+    if robust:
+        return lambda mine, all_: median(near, all_)
+    weights = gossip_weights(graph, own, seen.ids, device)
+    if seen.trust is not None:
+        weights = weights * seen.trust.to(weights)[near.index]
+    rest = (1 - weights.cumsum(1)[:, -1:]).float()  # in one order, so that padding changes no bit
+    return lambda mine, all_: mix(weights, near, all_, True) + rest * mine
 
 
 def summed(p: Tensor, valid: Tensor) -> Tensor:

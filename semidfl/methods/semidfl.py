@@ -1,6 +1,5 @@
 """SemiDFL: neighbourhood pseudo-labels, consensus diffusion, consensus MixUp, adaptive aggregation."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,18 +11,17 @@ from semidfl.cohort import Cohort, Learner, Synthetic, each, take
 from semidfl.data.shards import Shards, by_length
 from semidfl.draws import Draws
 from semidfl.exchange.base import Neighbourhood
-from semidfl.learn.aggregate import equal_weights, find_rule, mix
-from semidfl.learn.align import Shares, aligned, gossip_weights, summed
+from semidfl.learn.aggregate import equal_weights, find_rule
+from semidfl.learn.align import Shares, aligned, averaging, summed
 from semidfl.learn.batch import PseudoLabels, compose
 from semidfl.learn.classifier import accuracy, probabilities
 from semidfl.learn.descend import Outcome
 from semidfl.learn.pseudo_label import Labeller, class_thresholds, qualified_counts, sharpen, teachers
-from semidfl.learn.robust import median
 from semidfl.methods.base import Method, learning_rows, update_rows
 from semidfl.methods.baseline import report
 
 if TYPE_CHECKING:
-    from semidfl.exchange.base import Exchange, Shared
+    from semidfl.exchange.base import Exchange
     from semidfl.record.log import RoundLog
     from semidfl.setup import Setup
 
@@ -120,22 +118,11 @@ class SemiDFL(Method):
 
         own: Tensor = each(predictions, size, p, held, shares.tilt)
         seen = exchange.share(t, "shares", vars(shares))
-        shares = shares.averaged(seen.tensors, self._mean(cohort.ids, seen)).renewed(own, labels)
+        mean = averaging(setup.graph, cohort.ids, seen, setup.device, setup.config.aggregation.robust != "none")
+        shares = shares.averaged(seen.tensors, mean).renewed(own, labels)
         tilt: Tensor = each(lambda s: s.raised(setup.clients, setup.config.pseudo.prior), size, shares)
         cohort.memory |= {kept + name: x for name, x in vars(replace(shares, tilt=tilt)).items()}
         return tilt
-
-    def _mean(self, ids: tuple[int, ...], seen: "Shared") -> Callable[[Tensor, Tensor], Tensor]:
-        """Of a client's own and its neighbours' estimates: by gossip, or by the median where neighbours may lie."""
-        setup = self.setup
-        near = Neighbourhood.of(setup.graph, ids, seen.ids, setup.device)
-        if setup.config.aggregation.robust != "none":
-            return lambda own, all_: median(near, all_)
-        weights = gossip_weights(setup.graph, ids, seen.ids, setup.device)
-        if seen.trust is not None:
-            weights = weights * seen.trust.to(weights)[near.index]
-        rest = (1 - weights.cumsum(1)[:, -1:]).float()  # in one order, so that padding changes no bit
-        return lambda own, all_: mix(weights, near, all_, True) + rest * own
 
     def train_generator(self, t: int, cohort: Cohort, pseudo: PseudoLabels | None, log: "RoundLog") -> None:
         """Eq. 11, on labelled and pseudo-labelled samples."""
