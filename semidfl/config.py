@@ -138,7 +138,9 @@ class PseudoLabelConfig:
     labels: Literal["soft", "hard"] = "soft"
     """train on the sharpened distribution or on its largest class"""
     align: bool = False
-    """raise classes that the whole network predicts more seldom than it has labels of them, by gossip"""
+    """raise classes that the whole network predicts more seldom than its labels say, by gossip"""
+    prior: float = 1.0
+    """for align: labels of each class added to those there are; many say that classes are known to be about even"""
     masked: bool = False
     """weigh the pseudo-labelled samples by the share that qualified, as a masked mean over all would"""
 
@@ -167,6 +169,8 @@ class GeneratorConfig:
     """train also on unlabelled images without a qualified pseudo-label, as images of any class"""
     label_dropout: float = 0.15
     """share of training samples whose label is hidden, for classifier-free guidance"""
+    min_snr: float = 0.0
+    """signal-to-noise ratio above which a noise level counts less (Hang et al. 2023): shapes come sooner; 0 is off"""
     ema: float = 0.0
     """decay a round of the moving average of the mixed weights, from which samples are then drawn; 0 is off"""
     start: int = 50

@@ -48,7 +48,7 @@ def tuned(
         rounds=setting.get("rounds", base.rounds),
         augment=replace(setting["augment"], strong=0.0 if method in ("mixmatch", "cbafed") else setting["strong"]),
         classifier=replace(base.classifier, nesterov=True, weight_decay=5e-4, schedule="cosine", ema=0.9),
-        pseudo=setting["pseudo"],
+        pseudo=setting["pseudo"] if dataset in _TUNED else replace(setting["pseudo"], prior=base.pseudo.prior),
         generator=setting["generator"],
         mixup=setting.get("mixup", base.mixup),
         aggregation=setting.get("aggregation", base.aggregation),
@@ -56,8 +56,11 @@ def tuned(
     )
 
 
-_FIXED = PseudoLabelConfig(threshold=0.95, adaptive=False, labels="hard", align=True, masked=True)
-"""Pseudo-labels that are hard and few: confident by one threshold for all, weighed by how many there are."""
+_FIXED = PseudoLabelConfig(threshold=0.95, adaptive=False, labels="hard", align=True, prior=50.0, masked=True)
+"""Pseudo-labels that are hard and few: confident by one threshold for all, weighed by how many there are.
+
+The data sets named here have as many samples of each class. Of others that is not known: they get the usual prior.
+"""
 
 _GREY: dict[str, Any] = {
     "strong": 0.5,
@@ -102,6 +105,8 @@ _TUNED: dict[str, dict[str, Any]] = {
             lr=3e-3,
             iterations=2,
             all_images=True,
+            label_dropout=0.05,  # images of any class teach what is asked for without a label
+            min_snr=1.0,
             start=220,
             every=40,
             samples=100,
@@ -109,6 +114,7 @@ _TUNED: dict[str, dict[str, Any]] = {
             sampler_steps=10,
             guidance=2.0,
             keep_agreed=True,
+            fill=True,
         ),
         "evaluation": EvaluationConfig(every=5, last=5),
     },

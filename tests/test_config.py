@@ -45,6 +45,7 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "classifier.ema": ("from 0 to below 1", [0.0, 0.999], [-0.1, 1]),
     "pseudo.start": ("at least 1", [1, 100], [0]),
     "pseudo.pool": ("at least 0", [0, 100], [-1]),
+    "pseudo.prior": ("above 0", [0.01, 50.0], [0, -1.0]),
     "pseudo.views": ("from 1 to 64", [1, 64], [0, 65]),
     "pseudo.sharpen": ("above 0", [0.01, 10.0], [0, -2]),
     "pseudo.threshold": ("from 0 to 1", [0.0, 1.0], [-0.01, 1.01]),
@@ -57,6 +58,7 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "generator.levels": ("from 1 to 6", [1, 6], [0, 7]),
     "generator.steps": ("from 3 to 10000", [21, 10**4], [2, 10**4 + 1]),  # and above sampler_steps
     "generator.label_dropout": ("from 0 to 1", [0.0, 1.0], [-0.1, 1.1]),
+    "generator.min_snr": ("at least 0", [0.0, 5.0], [-1.0]),
     "generator.ema": ("from 0 to below 1", [0.0, 0.999], [-0.1, 1]),
     "generator.start": ("at least 1", [1, 100], [0]),
     "generator.every": ("at least 1", [1, 100], [0]),

@@ -72,8 +72,8 @@ def test_pictures_come_back_from_the_signal() -> None:
 # --- training ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.15, 1.0])
-def test_the_loss_is_that_of_eq_12_over_a_clients_own_samples(dropout: float) -> None:
+@pytest.mark.parametrize(("dropout", "snr"), [(0.0, 0.0), (0.15, 0.0), (1.0, 0.0), (0.15, 1.5)])
+def test_the_loss_is_that_of_eq_12_over_a_clients_own_samples(dropout: float, snr: float) -> None:
     """With a learning rate of 0 every step sees the same network: sample by sample, one network at a time."""
     network, schedule, draws, batch = (
         network_of(lambda: UNet(1, 3, 8, 2)),
@@ -83,7 +83,7 @@ def test_the_loss_is_that_of_eq_12_over_a_clients_own_samples(dropout: float) ->
     )
     params, still = params_of(network, 3), Optimiser("adam", 0.0)
     learner = Learner(params, still.start(params))
-    _, _, losses = train_diffusion(5, network, still, schedule, dropout, learner, batch, draws)
+    _, _, losses = train_diffusion(5, network, still, schedule, dropout, snr, learner, batch, draws)
 
     level = draws.below(5, "level", 100, STEPS, 9)
     noise = draws.normal(5, "noise", STEPS, 9, 1, 4, 5)
@@ -100,7 +100,8 @@ def test_the_loss_is_that_of_eq_12_over_a_clients_own_samples(dropout: float) ->
                 noisy = math.sqrt(a) * signal + math.sqrt(1 - a) * eps
                 label = torch.zeros(3) if hidden[c, e, slot] else batch.targets[c, e, s]
                 found = network(params[[c]], noisy[None, None], level[c, e, slot].reshape(1, 1), label[None, None])
-                errors.append((found[0, 0] - eps).square().mean().item())
+                weight = min(a / (1 - a), snr) / (a / (1 - a)) if snr else 1.0
+                errors.append(weight * (found[0, 0] - eps).square().mean().item())
         assert losses[c].item() == pytest.approx(sum(errors) / len(errors) if errors else 0, rel=1e-4)
 
 
@@ -111,7 +112,7 @@ def test_a_client_without_data_keeps_weights_and_optimiser_bit_for_bit() -> None
     state = {name: random(9, *x.shape).abs() for name, x in ADAM.start(params).items()}
     learner = Learner(params.clone(), {name: x.clone() for name, x in state.items()})
     trained, after, losses = train_diffusion(
-        1, network, ADAM, Schedule.linear(100, CPU), 0.15, learner, batch, draws_of(3)
+        1, network, ADAM, Schedule.linear(100, CPU), 0.15, 0.0, learner, batch, draws_of(3)
     )
     assert torch.equal(trained[2], params[2])
     assert losses[2] == 0
@@ -134,7 +135,7 @@ def test_training_lowers_the_loss() -> None:
     losses = []
     for t in range(1, 4):
         learner.params, learner.optimiser, loss = train_diffusion(
-            t, network, ADAM, schedule, 0.15, learner, batch, draws_of(2)
+            t, network, ADAM, schedule, 0.15, 0.0, learner, batch, draws_of(2)
         )
         losses.append(loss)
     assert ((losses[0] > 0.3) & (losses[0] < 1.1)).all()  # starts from "no noise", a loss of 1

@@ -287,3 +287,12 @@ def test_pictures_show_whole_runs_through_the_classes(
     clients: int, images: int, classes: int, expected: tuple[int, int]
 ) -> None:
     assert sample_grid(clients, images, classes) == expected
+
+
+def test_what_could_be_labelled_is_what_was_looked_at(tmp_path: Path) -> None:
+    for pool, name in ((0, "all"), (30, "some")):
+        experiment.run(tiny(rounds=1, generator__kind="none", pseudo__pool=pool), tmp_path / name)
+    known = History(tmp_path / "all")
+    held = [sum(row) for row in known.clients.unlabelled]
+    assert known.looked_at() == sum(held) > 30 * len(held)
+    assert History(tmp_path / "some").looked_at() == sum(min(n, 30) for n in held)

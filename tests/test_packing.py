@@ -63,6 +63,7 @@ def test_a_run_is_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None
     before, packings = last(), []
     monkeypatch.setattr(Batch, "packing", lambda self, weights: packings.append(pack(self.held, CPU)) or packings[-1])
     after = last()
+    assert packings
     assert all(len(packing) == 2 for packing in packings)
     for name in ("classifier.params", "generator.params"):
         if name in before:

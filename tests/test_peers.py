@@ -152,8 +152,9 @@ def test_sites_with_data_of_their_own(sites: dict[str, Path], tmp_path: Path) ->
     found = sum_up(made.run_folder("west"))
     assert not found.broken
     assert {peer for peer, _ in found.sizes} == {"south"}  # the only neighbour
-    assert found.tensors["models"] == {"classifier", "generator", "accuracy"}
-    assert set(found.tensors) == {"models", "classifiers", "counts", "control"}  # and no image
+    assert found.tensors["models"] == {"classifier", "velocity", "generator", "accuracy"}
+    assert found.tensors["shares"] == {"predicted", "labelled", "tilt"}
+    assert set(found.tensors) == {"models", "classifiers", "counts", "shares", "control"}  # and no image
 
 
 def assert_written_up(made: Live) -> None:

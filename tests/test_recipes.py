@@ -28,6 +28,7 @@ PAPER = {
     "pseudo.threshold_warmup": True,
     "pseudo.adaptive": True,
     "pseudo.labels": "soft",
+    "pseudo.prior": 1.0,
     # 2. diffusion
     "generator.kind": "diffusion",
     "generator.iterations": 0,  # E
@@ -39,6 +40,7 @@ PAPER = {
     "generator.levels": 2,
     "generator.steps": 1000,
     "generator.label_dropout": 0.15,
+    "generator.min_snr": 0.0,
     "generator.ema": 0.0,
     # 3. generation
     "generator.start": 50,

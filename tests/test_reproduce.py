@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from folders import save
+from scipy import stats
 from small import TINY, tiny
 
 from semidfl import experiment, overall, recipes, reproduce, together
@@ -24,6 +25,7 @@ from semidfl.data.sources import CATALOGUE
 from semidfl.errors import RunFolderError
 from semidfl.overall import Forecast, Overall, describe
 from semidfl.record.folder import RunFolder
+from semidfl.report.margins import margins
 from semidfl.report.plans import KINDS, Options, Plan, make_plan
 from semidfl.reproduce import options_of
 
@@ -148,6 +150,7 @@ def test_the_recipe_is_the_one_asked_for() -> None:
         (["table-main", "--seeds", "two"], ["--seeds", "from 1 to 1000"]),
         (["table-main", "--rounds", "0"], ["rounds", "at least 1"]),
         (["table-main", "--recipe", "best"], ["paper, tuned"]),
+        (["table-main", "--run", "maybe"], ["--run", "yes or no"]),
         (["table-main", "--dataset", "minst"], ["mnist", "fashion-mnist", "cifar10", "digits", "did you mean"]),
         (["table-main", "--seed", "3"], ["--seeds"]),
         (["table-main", "--nothing", "3"], ["there is no field 'nothing'"]),
@@ -274,6 +277,58 @@ def test_a_second_call_runs_nothing(done: tuple[Path, str], monkeypatch: pytest.
     assert main(TWO_METHODS) == 0
     assert {path: path.stat().st_mtime_ns for path in (done[0] / "runs").rglob("*")} == before
     assert (done[0] / "results/table-main-digits.csv").read_text() == table
+
+
+def test_what_is_done_can_be_written_without_running_the_rest(
+    done: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the summaries alone: runs may have been made elsewhere."""
+    for summary in (done[0] / "runs/reproduce").glob("*/summary.json"):
+        folder = tmp_path / "runs/reproduce" / summary.parent.name
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_bytes(summary.read_bytes())
+    monkeypatch.setattr(reproduce, "run_together", lambda *_, **__: pytest.fail("a run was started"))
+    assert main([*ONE_CELL, "--method=dfl-lb,semidfl,flexmatch", "--run=no"]) == 0
+    text = (tmp_path / "results/table-main-digits.md").read_text()
+    assert "**Not complete: 2 of 6 runs are still missing.**" in text
+    for name in ("DFL-LB", "SemiDFL"):
+        whole = (done[0] / "results/table-main-digits.md").read_text().splitlines()
+        (line,) = (x for x in whole if x.startswith(f"| {name} |"))
+        assert line in text.splitlines()
+
+
+def test_the_margin_over_other_methods_is_that_of_pairs(done: tuple[Path, str]) -> None:
+    found: dict[str, list[float]] = {"dfl-lb": [], "semidfl": []}
+    for path in sorted((done[0] / "runs/reproduce").glob("*/summary.json"), key=lambda p: config_of(p).seed):
+        found[config_of(path).method] += json.loads(path.read_text())["per_client"]
+    ours, theirs = (100 * np.array(found[name]) for name in ("semidfl", "dfl-lb"))
+    p = stats.wilcoxon(ours - theirs).pvalue
+    shown = f"{(ours - theirs).mean():+.2f} (" + ("p < 0.001" if p < 0.001 else f"p = {p:.3f}") + ")"
+    text = (done[0] / "results/table-main-digits.md").read_text()
+    assert f"| SemiDFL less | DFL-LB |\n| --- | ---: |\n| digits, r = 50 %, α = 100 | {shown} |" in text
+
+
+def config_of(summary: Path) -> Config:
+    return from_toml((summary.parent / "config.toml").read_text())
+
+
+def test_margins_are_corrected_for_their_number_and_need_both_methods() -> None:
+    def runs(*means: float, step: float = 0.001) -> dict[int, dict[str, Any]]:
+        return {seed: {"per_client": [mean + step * k for k in range(10)]} for seed, mean in enumerate(means)}
+
+    done = {
+        "a": {"other": runs(0.5, 0.6), "SemiDFL": runs(0.7, 0.9, 0.1, step=0.002)},  # the third seed has no partner
+        "b": {"other": runs(0.5), "third": {}, "SemiDFL": runs(0.5)},
+        "c": {"other": runs(0.5)},
+        "d": {"other": {0: {"per_client": []}}, "SemiDFL": {0: {"per_client": []}}},  # nobody was tested
+        "e": {"other": {0: {"per_client": [0.5]}}, "SemiDFL": runs(0.5)},  # other clients
+    }
+    first, second = margins(done, "SemiDFL")
+    assert (first.setting, first.other, first.seeds) == ("a", "other", 2)
+    assert first.points == pytest.approx(25.45)
+    pairs = [20 + 0.1 * k for k in range(10)] + [30 + 0.1 * k for k in range(10)]
+    assert first.p == pytest.approx(2 * stats.wilcoxon(pairs).pvalue)  # of two comparisons this is the clearest
+    assert (second.setting, second.points, second.p) == ("b", pytest.approx(0), 1.0)
 
 
 # --- stopped ----------------------------------------------------------------------------------------------------------

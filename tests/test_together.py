@@ -46,6 +46,8 @@ def same_records(mine: list[dict[str, Any]], alone: list[dict[str, Any]], tolera
 
 LEVERS = {
     "pseudo__align": True,
+    "pseudo__pool": 100,
+    "generator__fill": True,
     "classifier__ema": 0.9,
     "generator__ema": 0.9,
     "augment__strong": 1.0,

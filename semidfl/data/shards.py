@@ -63,6 +63,7 @@ class Index:
     table: Tensor  # (C, longest) int64, padded with 0
     count: Tensor  # (C,) int64
     held: tuple[int, ...]  # count on the host, so that asking who has what never waits for the device
+    total: Tensor | None = None  # (C,) what these are a part of, if they are but a part
 
     @classmethod
     def of(cls, lists: Sequence[np.ndarray], device: torch.device) -> "Index":
@@ -75,16 +76,23 @@ class Index:
     def rows(self, rows: Rows) -> "Index":
         held = self.held[rows] if isinstance(rows, slice) else tuple(self.held[i] for i in rows)
         # Trimmed to the longest list left: a chunk of small clients does no work for large ones.
-        return Index(self.table[rows][:, : max([1, *held])], self.count[rows], held)
+        total = None if self.total is None else self.total[rows]
+        return Index(self.table[rows][:, : max([1, *held])], self.count[rows], held, total)
 
     def some(self, t: int, draws: Draws, most: int) -> "Index":
-        """At most so many samples of each client, drawn anew in every round."""
+        """At most so many samples of each client, drawn anew in every round; who has no more keeps all, as they are."""
         if max(self.held, default=0) <= most:
             return self
         key = draws.bits(t, "looked at", self.table.shape[1])
+        key = torch.where((self.count > most)[:, None], key, torch.arange(key.shape[1], device=key.device))
         place = torch.where(self.valid(), key, 2**32).argsort(dim=1, stable=True)[:, :most]
         held = tuple(min(n, most) for n in self.held)
-        return Index(self.table.gather(1, place), self.count.clamp(max=most), held)
+        return Index(self.table.gather(1, place), self.count.clamp(max=most), held, self.count)
+
+    def stands_for(self) -> Tensor:
+        """(C, 1): how many of the client's samples each of these stands for."""
+        total = self.count if self.total is None else self.total
+        return (total / self.count.clamp(min=1))[:, None].float()
 
     def valid(self) -> Tensor:
         """(C, longest) bool: which cells hold a sample."""

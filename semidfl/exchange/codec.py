@@ -50,7 +50,8 @@ _WITHIN = {
     "accuracy": (0.0, 1.0),
     "counts": (0.0, 2.0**40),
     "labelled": (0.0, 2.0**40),
-    "predicted": (-1000.0, 1000.0),  # shares of classes, which gossip may carry a little beyond 0 and 1
+    "predicted": (0.0, 2.0**40),
+    "tilt": (-5.0, 5.0),
 }
 """what some tensors can only be; an accuracy of 1000 would make its owner's weight infinite (Eq. 12)"""
 _LARGEST_COUNT = 2.0**40

@@ -1,76 +1,101 @@
 """Aligns pseudo-labels with the network's class shares, which no client knows and all find by gossip.
 
 A client's own classes are skewed, so aligning its predictions with its own shares would be wrong (Berthelot et
-al. 2020 do so, on data that is not). But over the whole network, predictions should be as frequent as labels: a class
-that is predicted too seldom everywhere is one that the classifiers have not learnt, and its predictions are raised,
-round by round, until the raised ones are frequent enough. One step (target over prediction) is not enough where
-classifiers have come to see two classes as one: they are as sure of it as of the truth.
+al. 2020 do so, on data that is not). But over the whole network, predictions should be about as frequent as labels: a
+class that is predicted too seldom everywhere is one that the classifiers have not learnt, and its predictions are
+raised, round by round, until the raised ones are frequent enough. One step (target over prediction) is not enough
+where classifiers have come to see two classes as one: they are as sure of it as of the truth. Few labels say little
+about how frequent classes are: predictions may be anywhere within what the labels leave open. Where classes are known
+to be about even, `prior` says so.
 
-Each client tracks the network's sum of predictions by dynamic average consensus (Zhu, Martinez 2010): add what has
-changed in the own sum, then average with the neighbours. That costs 2 K numbers a round.
+Each client has an estimate of the network's predictions and labels. In every round it averages them with its
+neighbours', with weights that sum to 1 over rows and over columns, so that every client's data counts alike on any
+graph, and puts in some of its own anew: what was lost, or was a lie, is forgotten. How far classes are raised is
+averaged, too: else clients that saw only their own classes in the first rounds would stay apart for ever. That costs
+3 K numbers a round.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from semidfl.cohort import take
 from semidfl.data.shards import Rows
-from semidfl.exchange.base import Neighbourhood
-from semidfl.learn.aggregate import equal_weights, mix
+from semidfl.topology import Topology
 
-__all__ = ["Shares", "aligned", "summed"]
+__all__ = ["Shares", "aligned", "gossip_weights", "summed"]
 
 _RAREST = 0.01
 """share below which a class counts as no rarer"""
-_PRIOR = 50.0
-"""labels added to each class: a handful of labels says little about how frequent classes are"""
-_STEP = 0.2
+_DOUBT = 2.0
+"""standard deviations of the labels' shares within which predictions are left alone"""
+_STEP = 0.1
 """how much of the gap between labels and predictions, in logarithms, a round makes up: gossip takes some rounds"""
-_MOST = 100.0
-"""factor by which a class is raised or lowered at most"""
+_MOST = 4.6
+"""logarithm of the factor by which a class is raised or lowered at most: a hundred"""
+_ANEW = 0.05
+"""part of an estimate that is the client's own, put in anew in every round"""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Each client's estimate of the network, what it last put into it, and what it makes of it."""
+    """Each client's estimate of the network, and what it makes of it."""
 
-    predicted: Tensor  # (C, K) estimate of the mean over all clients of their sums of aligned predictions
-    own: Tensor  # (C, K) the client's own sum, as last put in
-    labelled: Tensor  # (C, K) estimate of the mean number of labels a client has of each class
+    predicted: Tensor  # (C, K) of the mean over all clients of their sums of aligned predictions
+    labelled: Tensor  # (C, K) of the mean number of labels a client has of each class
     tilt: Tensor  # (C, K) logarithm of the factor by which predictions of a class are raised
 
     @classmethod
     def start(cls, label_counts: Tensor) -> "Shares":
         """Before the first round; label_counts (C, K)."""
-        nothing = torch.zeros_like(label_counts)
-        return cls(nothing, nothing, label_counts, nothing)
+        return cls(torch.zeros_like(label_counts), label_counts, torch.zeros_like(label_counts))
 
     def __len__(self) -> int:
-        return len(self.own)
+        return len(self.tilt)
 
     def rows(self, rows: Rows) -> "Shares":
         return Shares(*(take(x, rows) for x in vars(self).values()))
 
-    def moved(self, own: Tensor) -> "Shares":
-        """With the change of the own sum put in: the sum over all clients follows exactly."""
-        return replace(self, predicted=self.predicted + (own - self.own), own=own)
+    def averaged(self, seen: Mapping[str, Tensor], mean: Callable[[Tensor, Tensor], Tensor]) -> "Shares":
+        """With what the neighbours have (M, K); mean(own, of all that answered)."""
+        return Shares(**{name: mean(own, seen[name]) for name, own in vars(self).items()})
 
-    def averaged(self, predicted: Tensor, labelled: Tensor, near: Neighbourhood) -> "Shares":
-        """With the neighbours' estimates (M, K) averaged in."""
-        weights = equal_weights(near)
-        mixed = (mix(weights, near, x, True) for x in (predicted, labelled))
-        return Shares(next(mixed), self.own, next(mixed), self.tilt)
+    def renewed(self, predictions: Tensor, labels: Tensor) -> "Shares":
+        """With some of the client's own sums (C, K) put in."""
+        predicted, labelled = (
+            (1 - _ANEW) * x + _ANEW * own for x, own in ((self.predicted, predictions), (self.labelled, labels))
+        )
+        return Shares(predicted, labelled, self.tilt)
 
-    def raised(self, clients: int) -> Tensor:
-        """The next tilt: up for classes that are predicted more seldom than labelled, in all `clients`, else down."""
-        labelled = self.labelled * clients + _PRIOR
-        predicted = self.predicted.clamp(min=0)
-        predicted = (predicted / predicted.sum(1, keepdim=True)).nan_to_num(0.0).clamp(min=_RAREST)
-        gap = (labelled / labelled.sum(1, keepdim=True)).log() - (predicted / predicted.sum(1, keepdim=True)).log()
-        most = torch.tensor(_MOST).log().item()
-        return (self.tilt + _STEP * gap).clamp(-most, most)
+    def raised(self, clients: int, prior: float) -> Tensor:
+        """The next tilt: up for classes that are predicted more seldom than labels say, in all `clients`, else down."""
+        labels = self.labelled * clients + prior
+        number = labels.sum(1, keepdim=True)
+        share = labels / number
+        doubt = _DOUBT * (share * (1 - share) / (number + 1)).sqrt()
+        predicted = self.predicted / self.predicted.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
+        known = predicted.sum(1, keepdim=True) > 0
+        low, high, now = (x.clamp(min=_RAREST).log() for x in (share - doubt, share + doubt, predicted))
+        gap = (low - now).clamp(min=0) - (now - high).clamp(min=0)
+        tilt = self.tilt + _STEP * torch.where(known, gap, 0.0)
+        return (tilt - tilt.mean(1, keepdim=True)).clamp(-_MOST, _MOST)
+
+
+@lru_cache(maxsize=32)  # the same in every round, as long as the same clients answer
+def gossip_weights(graph: Topology, own: Sequence[int], seen: Sequence[int], device: torch.device) -> Tensor:
+    """(C, G) in the order of a `Neighbourhood`: one over the larger of both neighbourhoods (Xiao, Boyd 2004).
+
+    Rows sum to at most 1; what is missing is the client's own. So both take as much of each other, and the mean over
+    all clients stays what it is.
+    """
+    size = [1 + len(graph.neighbours[i]) for i in range(graph.clients)]
+    there = set(seen)
+    rows = [[1 / max(size[i], size[j]) for j in sorted((i, *graph.neighbours[i])) if j in there] for i in own]
+    longest = max(len(row) for row in rows)
+    return torch.tensor([row + [0.0] * (longest - len(row)) for row in rows], dtype=torch.float64).to(device)
 
 
 def summed(p: Tensor, valid: Tensor) -> Tensor:

@@ -76,10 +76,16 @@ class Batch:
         return mass / mass.sum(1, keepdim=True).clamp(min=torch.finfo(mass.dtype).tiny)
 
     def filled_in(self) -> "Batch":
-        """Generated samples weighed by the share of classes that the client's other samples lack."""
-        classes = self.targets.shape[3]
-        lacking = 1 - self.class_shares(but=GENERATED).clamp(max=1 / classes).sum(1)
-        return replace(self, trust=torch.where(self.source == GENERATED, lacking[:, None], self.trust))
+        """Generated samples weighed by the share of classes that the client's other samples lack.
+
+        They count as so much less of a sample, too: the others' part of the loss is what it would be without them.
+        """
+        classes, made = self.targets.shape[3], self.source == GENERATED
+        lacking = (1 - self.class_shares(but=GENERATED).clamp(max=1 / classes).sum(1, keepdim=True)).clamp(min=0)
+        counted = (self.valid * torch.where(made, lacking, 1.0)).sum(1, keepdim=True)
+        grown = self.valid.sum(1, keepdim=True) / counted.clamp(min=torch.finfo(counted.dtype).tiny)
+        trust = torch.where(made, lacking, self.trust) * torch.where(counted > 0, grown, 1.0)
+        return replace(self, trust=trust)
 
     def packing(self, weights: int) -> tuple[Tensor, ...]:
         """How to run a network of so many weights without empty slots: on a GPU, where a stack is large."""

@@ -27,6 +27,11 @@ class Schedule:
         beta = torch.linspace(1e-4, 0.02, steps, dtype=torch.float64)
         return cls((1 - beta).cumprod(0).to(device))
 
+    def emphasis(self, level: Tensor, most: float) -> Tensor:
+        """min(SNR, most) / SNR: the noise's error counts as the image's would, up to a bound; 1 without one."""
+        kept = self.kept[level]
+        return (most * (1 - kept) / kept).clamp(max=1).float() if most else torch.ones_like(kept).float()
+
     def noisy(self, clean: Tensor, level: Tensor, noise: Tensor) -> Tensor:
         kept = self.kept[level].float()[..., None, None, None]
         return kept.sqrt() * clean + (1 - kept).sqrt() * noise
@@ -48,6 +53,7 @@ def train_diffusion(
     optimiser: Optimiser,
     schedule: Schedule,
     label_dropout: float,
+    min_snr: float,
     learner: Learner,
     batch: Batch,
     draws: Draws,
@@ -61,14 +67,18 @@ def train_diffusion(
     labels = batch.targets * shown[..., None]
 
     def loss_of(
-        params: Tensor, noisy: Tensor, level: Tensor, labels: Tensor, noise: Tensor, weights: Tensor, *packing: Tensor
+        params: Tensor,
+        noisy: Tensor,
+        level: Tensor,
+        labels: Tensor,
+        noise: Tensor,
+        emphasis: Tensor,
+        weights: Tensor,
+        *packing: Tensor,
     ) -> Tensor:
         error = run_packed(network, packing, len(batch.held), params, noisy, level, labels) - noise
-        return (error.square().mean((2, 3, 4)) * weights).sum(1)
+        return (error.square().mean((2, 3, 4)) * emphasis * weights).sum(1)
 
-    kind, stepped, fixed = (
-        ("diffusion", len(batch.held)),
-        (noisy, level, labels, noise),
-        (batch.weights(), *batch.packing(network.size)),
-    )
+    stepped = (noisy, level, labels, noise, schedule.emphasis(level, min_snr))
+    kind, fixed = ("diffusion", len(batch.held)), (batch.weights(), *batch.packing(network.size))
     return descend(loss_of, kind, network, optimiser, learner, batch.valid.any(1), stepped, fixed)

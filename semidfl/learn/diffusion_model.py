@@ -48,8 +48,8 @@ class DiffusionModel:
         return self.optimiser.start(params)
 
     def train(self, t: int, learner: Learner, batch: Batch, draws: Draws) -> Outcome:
-        hidden = self.config.label_dropout
-        return train_diffusion(t, self.network, self.optimiser, self.schedule, hidden, learner, batch, draws)
+        hidden, snr = self.config.label_dropout, self.config.min_snr
+        return train_diffusion(t, self.network, self.optimiser, self.schedule, hidden, snr, learner, batch, draws)
 
     def sample(self, t: int, params: Tensor, labels: Tensor, draws: Draws, limit: int) -> Tensor:
         noise = draws.normal(t, "generate", len(labels), *self.space.shape)

@@ -50,7 +50,8 @@ class CBAFed(Baseline):
         rare = (share < (0.03 if self.tuned else 0.07)) & (counts.sum(1, keepdim=True) > 0)
         label, kept = choose(self.guess(t, cohort), thresholds, rare)
         kept &= valid
-        cohort.memory["pseudo_counts"] = class_counts(label, kept, classes)
+        seen = class_counts(label, kept, classes)
+        cohort.memory["pseudo_counts"] = (seen * cohort.shards.unlabelled.stands_for()).round().long()
         report(log, cohort, classes, label, kept, thresholds)
         return PseudoLabels(F.one_hot(label, classes).float(), kept)
 

@@ -1,5 +1,6 @@
 """SemiDFL: neighbourhood pseudo-labels, consensus diffusion, consensus MixUp, adaptive aggregation."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,17 +12,18 @@ from semidfl.cohort import Cohort, Learner, Synthetic, each, take
 from semidfl.data.shards import Shards, by_length
 from semidfl.draws import Draws
 from semidfl.exchange.base import Neighbourhood
-from semidfl.learn.aggregate import equal_weights, find_rule
-from semidfl.learn.align import Shares, aligned, summed
+from semidfl.learn.aggregate import equal_weights, find_rule, mix
+from semidfl.learn.align import Shares, aligned, gossip_weights, summed
 from semidfl.learn.batch import PseudoLabels, compose
 from semidfl.learn.classifier import accuracy, probabilities
 from semidfl.learn.descend import Outcome
 from semidfl.learn.pseudo_label import Labeller, class_thresholds, qualified_counts, sharpen, teachers
+from semidfl.learn.robust import median
 from semidfl.methods.base import Method, learning_rows, update_rows
 from semidfl.methods.baseline import report
 
 if TYPE_CHECKING:
-    from semidfl.exchange.base import Exchange
+    from semidfl.exchange.base import Exchange, Shared
     from semidfl.record.log import RoundLog
     from semidfl.setup import Setup
 
@@ -106,28 +108,34 @@ class SemiDFL(Method):
 
     def _tilt(self, t: int, cohort: Cohort, exchange: "Exchange", p: Tensor) -> Tensor:
         """(C, K): how far to raise each class, since labels outnumber predictions as far as gossip knows."""
-        setup, held = self.setup, cohort.shards
-        keep = {name.removeprefix("shares."): x for name, x in cohort.memory.items() if name.startswith("shares.")}
-        if not keep:
-            known = held.labels[held.labelled.table].clamp(min=0)  # cells without a sample may say -1
-            labels = F.one_hot(known, setup.space.classes) * held.labelled.valid()[..., None]
-            keep = vars(Shares.start(labels.sum(1).float()))
-        shares = Shares(**keep)
+        setup, held, kept = self.setup, cohort.shards, "shares."
+        known = held.labels[held.labelled.table].clamp(min=0)  # cells without a sample may say -1
+        labels = (F.one_hot(known, setup.space.classes) * held.labelled.valid()[..., None]).sum(1).float()
+        last = {name.removeprefix(kept): x for name, x in cohort.memory.items() if name.startswith(kept)}
+        shares = Shares(**last) if last else Shares.start(labels)
         size = setup.chunk(setup.classifier, len(cohort.ids))
-        own: Tensor = each(
-            lambda q, held, tilt: summed(aligned(trimmed(q, held), tilt), held.unlabelled.valid()),
-            size,
-            p,
-            held,
-            shares.tilt,
-        )
-        shares = shares.moved(own)
-        seen = exchange.share(t, "shares", {"predicted": shares.predicted, "labelled": shares.labelled})
-        near = Neighbourhood.of(setup.graph, cohort.ids, seen.ids, setup.device)
-        shares = shares.averaged(seen.tensors["predicted"], seen.tensors["labelled"], near)
-        tilt: Tensor = each(lambda s: s.raised(setup.clients), size, shares)
-        cohort.memory |= {f"shares.{name}": x for name, x in vars(replace(shares, tilt=tilt)).items()}
+
+        def predictions(q: Tensor, held: Shards, tilt: Tensor) -> Tensor:
+            return summed(aligned(trimmed(q, held), tilt), held.unlabelled.valid()) * held.unlabelled.stands_for()
+
+        own: Tensor = each(predictions, size, p, held, shares.tilt)
+        seen = exchange.share(t, "shares", vars(shares))
+        shares = shares.averaged(seen.tensors, self._mean(cohort.ids, seen)).renewed(own, labels)
+        tilt: Tensor = each(lambda s: s.raised(setup.clients, setup.config.pseudo.prior), size, shares)
+        cohort.memory |= {kept + name: x for name, x in vars(replace(shares, tilt=tilt)).items()}
         return tilt
+
+    def _mean(self, ids: tuple[int, ...], seen: "Shared") -> Callable[[Tensor, Tensor], Tensor]:
+        """Of a client's own and its neighbours' estimates: by gossip, or by the median where neighbours may lie."""
+        setup = self.setup
+        near = Neighbourhood.of(setup.graph, ids, seen.ids, setup.device)
+        if setup.config.aggregation.robust != "none":
+            return lambda own, all_: median(near, all_)
+        weights = gossip_weights(setup.graph, ids, seen.ids, setup.device)
+        if seen.trust is not None:
+            weights = weights * seen.trust.to(weights)[near.index]
+        rest = (1 - weights.cumsum(1)[:, -1:]).float()  # in one order, so that padding changes no bit
+        return lambda own, all_: mix(weights, near, all_, True) + rest * own
 
     def train_generator(self, t: int, cohort: Cohort, pseudo: PseudoLabels | None, log: "RoundLog") -> None:
         """Eq. 11, on labelled and pseudo-labelled samples."""

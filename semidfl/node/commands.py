@@ -28,7 +28,7 @@ M (some), U (none). Without an address: 127.0.0.1 and a free port.
   --classes A,B,…      the names of the classes, in the order of their numbers
   --image CxHxW        channels, height and width, as in 1x28x28
   --topology ring      or full, star, line, …
-  --recipe paper       or demo
+  --recipe tuned       or paper, demo
   --FIELD value        any field of a run, as in `semidfl run --help`"""
 
 NODE = """usage: semidfl node --federation FILE --name NAME [--data PATH] [--option value …]
@@ -50,7 +50,7 @@ Starts a whole federation on this machine, each peer a process with its own cert
 
   --dataset digits     shared out over the peers
   --topology ring      or full, star, line, …
-  --recipe paper       or demo
+  --recipe tuned       or paper, demo
   --overwrite          replace an earlier one in the same folder; else it goes on
   --FIELD value        any field of a run, as in `semidfl run --help`"""
 
@@ -120,7 +120,7 @@ def _top(options: dict[str, str], name: str) -> tuple[dict[str, object], dict[st
     """Options of a new federation as fields and tables of its file."""
     from semidfl.config import Config, full_path, leaves, override
 
-    values: dict[str, object] = {"name": name or "federation", "recipe": options.pop("recipe", "paper")}
+    values: dict[str, object] = {"name": name or "federation", "recipe": options.pop("recipe", "tuned")}
     values |= {key: options.pop(key) for key in ("dataset", "topology") if key in options}
     values["seed"] = int(_number("seed", options.pop("seed", "0")))
     sections: dict[str, dict[str, object]] = {}

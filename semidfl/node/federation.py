@@ -216,7 +216,7 @@ def _peers(tables: Any) -> tuple[Member, ...]:
 
 
 def _config(table: Mapping[str, Any], peers: Sequence[Member], dataset: str) -> Config:
-    make, arguments = find_recipe(_text(table, "recipe", "paper"))
+    make, arguments = find_recipe(_text(table, "recipe", "tuned"))
     given = {"dataset": dataset} if dataset and "dataset" in arguments else {}
     values = _flat(table.get("config", {}))
     for path in values:

@@ -75,6 +75,13 @@ class History:
         """Done so far."""
         return int(self.records[-1]["round"]) if self.records else 0
 
+    def looked_at(self) -> int:
+        """Samples that could get a pseudo-label in a round, 0 if that is not recorded."""
+        known, most = self.clients, self.config.pseudo.pool
+        rows = known.unlabelled or [[0]] * len(known.unknown)
+        held = [sum(row) + more for row, more in zip(rows, known.unknown or [0] * len(rows), strict=True)]
+        return sum(min(n, most or n) for n in held)
+
     @property
     def summary(self) -> dict[str, Any] | None:
         return _json(self.folder / "summary.json")

@@ -106,6 +106,8 @@ class Options:
     """overrides of every run's config, by dotted path"""
     out: Path = Path("results")
     runs: Path = Path("runs/reproduce")
+    run: bool = True
+    """off: only what is done is written down"""
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,10 @@ def pseudo_figure(run: History) -> "Figure | None":
     some = _some(len(rounds), _POINTS)
     x = np.array(rounds)[some]
     axes[0][0].plot(x, counts.sum(1)[some], color=COLOURS[1])
-    total = sum(map(sum, run.clients.unlabelled)) + sum(run.clients.unknown)
+    total = run.looked_at()
     if total:
         axes[0][0].axhline(total, color="#777777", linestyle="--", linewidth=1)
-        axes[0][0].text(run.config.rounds, total, f"all {total:,} unlabelled ", ha="right", va="bottom", fontsize=8.5)
+        axes[0][0].text(run.config.rounds, total, f"all {total:,} looked at ", ha="right", va="bottom", fontsize=8.5)
     _finish(axes[0][0], run, "samples with a pseudo-label", percent=False, top=1.12 * total if total else None)
     if truth:
         known = np.where(np.isfinite(shares), counts, 0)

@@ -47,10 +47,10 @@ def accuracy(run: History, look: Look) -> Options:
 def pseudo_labels(run: History, look: Look) -> Options:
     """How many samples carry a pseudo-label, over all own clients, beside how many there are to label."""
     rounds, values = run.table("pseudo_labels")
-    kept, total = thin(rounds, values, _POINTS), unlabelled(run)
+    kept, total = thin(rounds, values, _POINTS), run.looked_at()
     line = curve("pseudo-labels", kept[0], kept[1].sum(1) if kept[1].size else [], look.series[0], 2.4, False)
     line |= {"areaStyle": {"opacity": 0.12}}
-    line["markLine"] = limit(look, total, f"all {total:,} unlabelled")
+    line["markLine"] = limit(look, total, f"all {total:,} looked at")
     top = ceiling(1.12 * total) if total else None
     return plot(look, "round", "samples with a pseudo-label", run.config.rounds, [line], low=0, high=top)
 
@@ -203,11 +203,6 @@ def binned(rounds: Sequence[int], values: Sequence[float], most: int) -> list[li
     edges = np.linspace(0, len(rounds), min(most, len(rounds)) + 1).astype(int)
     array = np.array(values, dtype=np.float64)
     return [[rounds[b - 1], float(f"{array[a:b].mean():.4g}")] for a, b in pairwise(edges)]
-
-
-def unlabelled(run: History) -> int:
-    """Samples that could get a pseudo-label, 0 if that is not recorded."""
-    return sum(map(sum, run.clients.unlabelled)) + sum(run.clients.unknown)
 
 
 def ceiling(value: float) -> float:

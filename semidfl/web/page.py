@@ -260,7 +260,7 @@ class Page:
         given, right = run.table("pseudo_labels")[1], words.right_share(run)
         self._tiles["Pseudo-labels"].show(
             f"{int(given[-1].sum()):,}" if len(given) else "–",
-            f"of {charts.unlabelled(run):,}" if len(given) and charts.unlabelled(run) else "",
+            f"of {run.looked_at():,}" if len(given) and run.looked_at() else "",
             f"{100 * right:.1f} % of them right" if right is not None else "",
         )
         now, total = words.traffic(run)

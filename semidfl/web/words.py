@@ -6,7 +6,6 @@ from statistics import median
 import numpy as np
 
 from semidfl.record.history import History
-from semidfl.web.charts import unlabelled
 from semidfl.web.network import GONE
 
 __all__ = ["accuracy_words", "amount", "duration", "labels_words", "network_words", "pace", "time_words", "traffic"]
@@ -41,7 +40,7 @@ def labels_words(run: History) -> str:
     rounds, values = run.table("pseudo_labels")
     if not rounds:
         return f"Pseudo-labels begin in round {run.config.pseudo.start}."
-    total, given = unlabelled(run), int(values[-1].sum())
+    total, given = run.looked_at(), int(values[-1].sum())
     return f"{given:,} of {total:,} samples in round {rounds[-1]}." if total else f"{given:,} in round {rounds[-1]}."
 
 
