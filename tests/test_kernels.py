@@ -25,6 +25,7 @@ from semidfl.models.pooling import features
 from semidfl.models.resnet import ResNet18
 from semidfl.models.stacked import Network
 from semidfl.models.unet import UNet
+from semidfl.models.unpooling import features as trained
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # A GPU's tensor cores take float32 in as TF32, with 10 bits behind the point.
@@ -120,6 +121,112 @@ def test_the_layers_of_the_cnn(shape: tuple[int, ...], programs: int, monkeypatc
             plain = w[c].permute(2, 1, 0).reshape(w.shape[3], w.shape[2], 3, 3)
             theirs = F.max_pool2d(F.relu(F.conv2d(theirs, plain, b[c], padding=1)), 2)
         assert_near(ours[c], theirs, near=max(HALF, CLOSE))
+
+
+def in_halves(seed: int, *shape: int) -> Tensor:
+    """Numbers that float16 holds exactly: else it would turn a few of the choices between nearly equal pixels."""
+    return random(seed, *shape).half().float().to(DEVICE)
+
+
+def layers_of(row: Tensor, channels: int) -> list[Tensor]:
+    """Weights and biases as they lie in a client's row: one behind the other, at any place."""
+    shapes = ((9, channels, 6), (6,), (9, 6, 25), (25,))
+    parts = row.split([3, *(torch.Size(shape).numel() for shape in shapes)], dim=1)[1:]
+    return [part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def row_of(seed: int, clients: int, channels: int) -> Tensor:
+    return in_halves(seed, clients, 3 + 9 * channels * 6 + 6 + 9 * 6 * 25 + 25).requires_grad_()
+
+
+def plainly_trained(x: Tensor, layers: list[Tensor]) -> Tensor:
+    """The same in float64; only what is between the layers is rounded."""
+    found = []
+    for c in range(x.shape[0]):
+        y = x[c].double()
+        for w, b in (layers[:2], layers[2:]):
+            plain = w[c].permute(2, 1, 0).reshape(w.shape[3], w.shape[2], 3, 3).double()
+            y = F.max_pool2d(F.relu(F.conv2d(y, plain, b[c].double(), padding=1)), 2)
+            if w is layers[0]:
+                y = y + (y.half() - y).detach()
+        found.append(y)
+    return torch.stack(found)
+
+
+def assert_trained_alike(x: Tensor, row: Tensor) -> None:
+    layers = layers_of(row, x.shape[2])
+    y, theirs = trained(x, *layers), plainly_trained(x, layers)
+    assert_near(y, theirs)
+    both = [layers_of(grads(v, row)[0], x.shape[2]) for v in (y, theirs)]
+    for name, mine, other in zip(("first weights", "first bias", "weights", "bias"), *both, strict=True):
+        assert_near(mine, other, name)
+
+
+@pytest.mark.parametrize("programs", [None, 1], ids=["a tile a program", "several"])
+@pytest.mark.parametrize(
+    ("clients", "batch", "shape"),
+    [
+        (1, 1, (1, 28, 28)),
+        (3, 5, (1, 12, 12)),
+        (2, 10, (1, 7, 9)),  # of the first layer's last column nothing is pooled, of its last row all is seen
+        (3, 5, (3, 8, 8)),
+        (1, 2, (2, 10, 15)),
+        (2, 1, (1, 4, 5)),
+    ],
+    ids=str,
+)
+def test_training_the_layers_of_the_cnn(
+    clients: int, batch: int, shape: tuple[int, ...], programs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if programs:
+        monkeypatch.setattr("semidfl.models.unpooling._FIRST", (16, 4, programs))
+        monkeypatch.setattr("semidfl.models.unpooling._SECOND", (16, 4, programs))
+    assert_trained_alike(in_halves(1, clients, batch, *shape), row_of(2, clients, shape[0]))
+
+
+def test_training_on_images_that_lie_anywhere() -> None:
+    x = in_halves(1, 2, 12, 12, 3, 1).permute(3, 4, 0, 1, 2)  # three clients, one sample of two channels
+    assert_trained_alike(x, row_of(2, 3, 2))
+    assert_trained_alike(x[:1].expand(3, -1, -1, -1, -1), row_of(2, 3, 2))
+
+
+def test_of_equal_pixels_the_first_learns() -> None:
+    """Small integers: most windows have a largest output twice or more, in sums that are exact."""
+    x, row = in_halves(1, 2, 3, 1, 12, 12).sign().relu(), row_of(2, 2, 1)
+    assert_trained_alike(x, row.detach().round().clamp(-1, 1).requires_grad_())
+    assert_trained_alike(torch.ones_like(x), row.detach().round().clamp(-1, 1).requires_grad_())
+
+
+def test_what_a_relu_shuts_learns_nothing() -> None:
+    x, row = in_halves(1, 2, 3, 1, 12, 12), row_of(2, 2, 1)
+    with torch.no_grad():
+        first, second = layers_of(row, 1)[1::2]
+        first[1, 2] = second[1, 7] = -1000  # a channel of one client in either layer
+        second[0] = -1000  # all of the other client
+    found = layers_of(grads(trained(x, *layers_of(row, 1)), row)[0], 1)
+    for layer, channel in ((0, 2), (1, 2), (2, 7), (3, 7)):
+        assert not found[layer][0].any()
+        assert not found[layer][1, ..., channel].any()
+        assert found[layer][1].any()
+    assert not found[2][1, :, 2].any()
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN", "ignore:invalid value")
+def test_training_is_every_clients_own_and_the_same_again() -> None:
+    x, row = in_halves(1, 3, 5, 1, 12, 12), row_of(2, 3, 1)
+    once, again = (grads(trained(x, *layers_of(row, 1)), row)[0] for _ in range(2))
+    assert torch.equal(once, again)
+    with torch.no_grad():
+        x[1, 2, 0, 3], row[1, ::5] = torch.inf, torch.nan
+    y = trained(x, *layers_of(row, 1))
+    assert y[1].isnan().any()
+    assert torch.equal(grads(y, row)[0][::2], once[::2])
+
+
+def test_tiny_gradients_keep_their_digits() -> None:
+    x, row = in_halves(1, 2, 2, 1, 12, 12), row_of(2, 2, 1)
+    y = trained(x, *layers_of(row, 1))
+    assert torch.equal(grads(y * 2**-40, row)[0], grads(trained(x, *layers_of(row, 1)), row)[0] * 2**-40)
 
 
 @pytest.mark.parametrize(
@@ -251,5 +358,5 @@ def test_whole_networks(build, inputs: tuple[Tensor, ...], monkeypatch: pytest.M
     with tf32(allowed=True):
         rounded = outcome(own=False)  # as far off as PyTorch itself is then: many layers, and ReLUs that open or not
     for what, mine, truth, rough in zip(("y", "without gradients", "gradients"), ours, theirs, rounded, strict=True):
-        half = isinstance(network.module, CNN) and what == "without gradients"
+        half = isinstance(network.module, CNN)
         assert_near(mine, truth, what, max(HALF if half else CLOSE, 2 * error_of(rough, truth)))

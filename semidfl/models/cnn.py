@@ -26,12 +26,12 @@ class CNN(nn.Module):
 
     def _features(self, images: Tensor) -> Tensor:
         layers = self.conv1.weight, cast(Tensor, self.conv1.bias), self.conv2.weight, cast(Tensor, self.conv2.bias)
-        own = fused(images)
-        if own and not torch.is_grad_enabled():
-            from semidfl.models import pooling
+        if fused(images) and not images.requires_grad:  # our kernels' gradients end at the weights
+            from semidfl.models import pooling, unpooling
 
-            return pooling.features(images, *layers).flatten(2)
-        if not own and images.device.type == "cpu" and not _is_traced():
+            features = unpooling.features if torch.is_grad_enabled() else pooling.features
+            return features(images, *layers).flatten(2)
+        if images.device.type == "cpu" and not _is_traced():
             from semidfl.models import planes
 
             x = planes.convolve_and_pool(images, *layers[:2])
