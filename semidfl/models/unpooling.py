@@ -17,9 +17,9 @@ from semidfl.models.pooling import SHUT, from_border, inner, place, pooled, wide
 
 __all__ = ["features"]
 
-_FIRST, _SECOND = (64, 4, 1056), (32, 8, 264)
+_FIRST, _SECOND = (32, 4, 1056), (32, 4, 264)
 """a layer's weights: cells of a tile, warps that work on it, programs (eight, two a processor) that share all cells"""
-_BLOCKS, _WARPS = 128, 8
+_BLOCKS, _WARPS = 64, 4
 """the second layer's pixels: blocks of 2x2 of a program, and its warps"""
 
 
