@@ -56,7 +56,7 @@ def tuned(
     )
 
 
-_FIXED = PseudoLabelConfig(threshold=0.95, adaptive=False, labels="hard", align=True, prior=50.0, masked=True)
+_FIXED = PseudoLabelConfig(threshold=0.95, adaptive=False, labels="hard", align=True, prior=200.0, masked=True)
 """Pseudo-labels that are hard and few: confident by one threshold for all, weighed by how many there are.
 
 The data sets named here have as many samples of each class. Of others that is not known: they get the usual prior.
@@ -71,6 +71,8 @@ _GREY: dict[str, Any] = {
         iterations=25,
         ema=0.9,
         all_images=True,
+        label_dropout=0.05,  # images of any class teach what is asked for without a label
+        min_snr=1.0,
         start=30,
         every=20,
         samples=500,
@@ -89,7 +91,16 @@ _TUNED: dict[str, dict[str, Any]] = {
         # A tenth of the images train in a round: to label three times as many is enough to choose from.
         "pseudo": replace(_FIXED, pool=1500),
         "aggregation": AggregationConfig(momentum=True),
-        "generator": GeneratorConfig(levels=3, ema=0.9, all_images=True, guidance=2.0, keep_agreed=True, fill=True),
+        "generator": GeneratorConfig(
+            levels=3,
+            ema=0.9,
+            all_images=True,
+            label_dropout=0.05,
+            min_snr=1.0,
+            guidance=2.0,
+            keep_agreed=True,
+            fill=True,
+        ),
     },
     "digits": {
         "rounds": 300,
@@ -105,7 +116,7 @@ _TUNED: dict[str, dict[str, Any]] = {
             lr=3e-3,
             iterations=2,
             all_images=True,
-            label_dropout=0.05,  # images of any class teach what is asked for without a label
+            label_dropout=0.05,
             min_snr=1.0,
             start=220,
             every=40,

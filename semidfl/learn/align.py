@@ -10,13 +10,15 @@ to be about even, `prior` says so.
 
 Each client has an estimate of the network's predictions and labels. In every round it averages them with its
 neighbours', with weights that sum to 1 over rows and over columns, so that every client's data counts alike on any
-graph, and puts in some of its own anew: what was lost, or was a lie, is forgotten. How far classes are raised is
-averaged, too: else clients that saw only their own classes in the first rounds would stay apart for ever. That costs
-3 K numbers a round.
+graph. What has changed in its own sum is put in at once (dynamic average consensus, Zhu and Martinez 2010): an
+estimate that lags makes the factors swing, since they teach the classifiers whose predictions they correct. And
+some of its own is put in anew: what was lost, or was a lie, is forgotten. How far classes are raised is averaged, too:
+else clients that saw only their own classes in the first rounds would stay apart for ever. That costs 3 K numbers a
+round.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -50,11 +52,13 @@ class Shares:
     predicted: Tensor  # (C, K) of the mean over all clients of their sums of aligned predictions
     labelled: Tensor  # (C, K) of the mean number of labels a client has of each class
     tilt: Tensor  # (C, K) logarithm of the factor by which predictions of a class are raised
+    told: Tensor  # (C, K) the own sum of aligned predictions as the estimate last took it in; nobody else's business
 
     @classmethod
     def start(cls, label_counts: Tensor) -> "Shares":
         """Before the first round; label_counts (C, K)."""
-        return cls(torch.zeros_like(label_counts), label_counts, torch.zeros_like(label_counts))
+        nothing = torch.zeros_like(label_counts)
+        return cls(nothing, label_counts, nothing, nothing)
 
     def __len__(self) -> int:
         return len(self.tilt)
@@ -62,16 +66,21 @@ class Shares:
     def rows(self, rows: Rows) -> "Shares":
         return Shares(*(take(x, rows) for x in vars(self).values()))
 
+    def public(self) -> dict[str, Tensor]:
+        """What neighbours are sent."""
+        return {name: x for name, x in vars(self).items() if name != "told"}
+
     def averaged(self, seen: Mapping[str, Tensor], mean: Callable[[Tensor, Tensor], Tensor]) -> "Shares":
         """With what the neighbours have (M, K); mean(own, of all that answered)."""
-        return Shares(**{name: mean(own, seen[name]) for name, own in vars(self).items()})
+        return replace(self, **{name: mean(own, seen[name]) for name, own in self.public().items()})
 
     def renewed(self, predictions: Tensor, labels: Tensor) -> "Shares":
-        """With some of the client's own sums (C, K) put in."""
+        """With what has changed in the client's own sums (C, K), and some of them anew, put in."""
         predicted, labelled = (
-            (1 - _ANEW) * x + _ANEW * own for x, own in ((self.predicted, predictions), (self.labelled, labels))
+            (1 - _ANEW) * x + _ANEW * own
+            for x, own in ((self.predicted + predictions - self.told, predictions), (self.labelled, labels))
         )
-        return Shares(predicted, labelled, self.tilt)
+        return Shares(predicted, labelled, self.tilt, predictions)
 
     def raised(self, clients: int, prior: float) -> Tensor:
         """The next tilt: up for classes that are predicted more seldom than labels say, in all `clients`, else down."""
@@ -79,7 +88,8 @@ class Shares:
         number = labels.sum(1, keepdim=True)
         share = labels / number
         doubt = _DOUBT * (share * (1 - share) / (number + 1)).sqrt()
-        predicted = self.predicted / self.predicted.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
+        predicted = self.predicted.clamp(min=0)
+        predicted = predicted / predicted.sum(1, keepdim=True).clamp(min=torch.finfo(share.dtype).tiny)
         known = predicted.sum(1, keepdim=True) > 0
         low, high, now = (x.clamp(min=_RAREST).log() for x in (share - doubt, share + doubt, predicted))
         gap = (low - now).clamp(min=0) - (now - high).clamp(min=0)

@@ -117,7 +117,7 @@ class SemiDFL(Method):
             return summed(aligned(trimmed(q, held), tilt), held.unlabelled.valid()) * held.unlabelled.stands_for()
 
         own: Tensor = each(predictions, size, p, held, shares.tilt)
-        seen = exchange.share(t, "shares", vars(shares))
+        seen = exchange.share(t, "shares", shares.public())
         mean = averaging(setup.graph, cohort.ids, seen, setup.device, setup.config.aggregation.robust != "none")
         shares = shares.averaged(seen.tensors, mean).renewed(own, labels)
         tilt: Tensor = each(lambda s: s.raised(setup.clients, setup.config.pseudo.prior), size, shares)
