@@ -257,7 +257,7 @@ class ComputeConfig:
     deterministic: bool = False
     """client by client, with a fixed order of summation: the same bits however clients are placed (CPU)"""
     checkpoint_every: int = 10
-    """rounds between two checkpoints; 0: only at the end and on Ctrl-C"""
+    """rounds between two checkpoints, more where writing takes long; 0: only at the end and on Ctrl-C"""
     engine: Literal["memory", "ray"] = "memory"
     """memory: all clients in this process; ray: blocks of clients in the actors of a Ray cluster"""
     actors: int = 0

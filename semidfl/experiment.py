@@ -35,6 +35,7 @@ from semidfl.record.clients import sample_grid, write_clients, write_confusion
 from semidfl.record.folder import RunFolder
 from semidfl.record.images import save_png
 from semidfl.record.log import RoundLog
+from semidfl.record.pace import Pace
 from semidfl.record.tensorboard import check_sink, opened
 from semidfl.record.version import stamp
 from semidfl.rounds import one_round
@@ -50,6 +51,7 @@ __all__ = [
     "prepare",
     "resume",
     "run",
+    "save_checkpoint",
     "save_models",
     "shards_of",
     "take_up",
@@ -189,12 +191,15 @@ def _learner(setup: Setup, clients: int, part: str) -> Learner:
 
 def _rounds(config: Config, method: Method, cohort: Cohort, kept: RunFolder, shown: Progress, first: int) -> Result:
     shown.start(config.rounds, first, list(method.setup.graph.roles))
-    done = first - 1
+    done, pace = first - 1, Pace(config.compute.checkpoint_every)
     with Stop() as stop, opened(config.compute.log, kept.path, first) as sink:
         for record in train(config, method, cohort, MemoryExchange(cohort.ids), first):
             done = record["round"]
             stopping = stop.requested  # asked once: whoever stops has written a checkpoint
-            keep(config, method, kept, record, lambda: cohort, stopping)
+            keep(method, kept, record, lambda: cohort)
+            if stopping or done == config.rounds or pace.due(done):
+                with pace.writing():
+                    save_checkpoint(config, kept, done, cohort)
             if sink is not None:
                 sink.write(record)
             shown.update(done, record)
@@ -205,21 +210,11 @@ def _rounds(config: Config, method: Method, cohort: Cohort, kept: RunFolder, sho
     return finish(config, method, cohort, kept)
 
 
-def keep(
-    config: Config,
-    method: Method,
-    kept: RunFolder,
-    record: Mapping[str, Any],
-    cohort: Callable[[], Cohort],
-    stopping: bool,
-) -> None:
-    """What a round leaves behind: its record, pictures of what was generated, at times a checkpoint."""
-    done, every = record["round"], config.compute.checkpoint_every
+def keep(method: Method, kept: RunFolder, record: Mapping[str, Any], cohort: Callable[[], Cohort]) -> None:
+    """What every round leaves behind: its record, and pictures of what was generated."""
     kept.append(record)
     if "generated_kept" in record:
-        _save_samples(kept, done, cohort(), method.setup.space.classes)
-    if stopping or done == config.rounds or (every and done % every == 0):
-        _checkpoint(config, kept, done, cohort())
+        _save_samples(kept, record["round"], cohort(), method.setup.space.classes)
 
 
 def finish(config: Config, method: Method, cohort: Cohort, kept: RunFolder) -> Result:
@@ -304,7 +299,7 @@ def summarise(
     }
 
 
-def _checkpoint(config: Config, kept: RunFolder, done: int, cohort: Cohort) -> None:
+def save_checkpoint(config: Config, kept: RunFolder, done: int, cohort: Cohort) -> None:
     kept.sync()
     checkpoint.save(kept.checkpoints, done, cohort.state(), {"config": config_hash(config)} | stamp())
     parts.forget_others(kept.checkpoints, 0)

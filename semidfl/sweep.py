@@ -24,11 +24,12 @@ from semidfl.data.own import with_sites
 from semidfl.data.sources import load
 from semidfl.errors import ConfigError, SemiDFLError
 from semidfl.exchange.memory import MemoryExchange
-from semidfl.experiment import finish, keep, prepare, take_up, train
+from semidfl.experiment import finish, keep, prepare, save_checkpoint, take_up, train
 from semidfl.methods import find_method
 from semidfl.record.atomic import replacing
 from semidfl.record.clients import write_clients
 from semidfl.record.folder import read_records
+from semidfl.record.pace import Pace
 from semidfl.together import open_folder
 
 __all__ = ["HELP", "Trial", "plan", "rungs", "sweep"]
@@ -212,9 +213,13 @@ def advance(config: Config, folder: Path, until: int) -> tuple[int, float, float
         with open_folder(config, folder) as kept:
             rounds = train(config, method, cohort, MemoryExchange(cohort.ids), take_up(kept, config, cohort) + 1)
             write_clients(kept, data.classes, method.setup, cohort)
+            pace = Pace(config.compute.checkpoint_every)
             while rounds.t <= until:
                 record = next(rounds)
-                keep(config, method, kept, record, lambda: cohort, stopping=record["round"] == until)
+                keep(method, kept, record, lambda: cohort)
+                if record["round"] == until or pace.due(record["round"]):
+                    with pace.writing():
+                        save_checkpoint(config, kept, record["round"], cohort)
             if until == config.rounds:
                 finish(config, method, cohort, kept)
             records = kept.records()

@@ -23,11 +23,12 @@ from semidfl.data.sources import is_folder, load
 from semidfl.draws import Draws
 from semidfl.errors import CheckpointError, ConfigError, Stopped
 from semidfl.exchange.memory import MemoryExchange
-from semidfl.experiment import Result, finish, keep, prepare, take_up, train
+from semidfl.experiment import Result, finish, keep, prepare, save_checkpoint, take_up, train
 from semidfl.methods.base import Method
 from semidfl.record import checkpoint
 from semidfl.record.clients import write_clients
 from semidfl.record.folder import RunFolder
+from semidfl.record.pace import Pace
 from semidfl.setup import choose_device
 from semidfl.stop import Stop
 from semidfl.terminal import Progress
@@ -144,6 +145,7 @@ def _train(
     method: Method, cohort: Cohort, runs: Sequence[_Run], kept: Sequence[RunFolder], shown: Progress, first: int
 ) -> int:
     config, done, stop = method.setup.config, first - 1, Stop()
+    pace = Pace(config.compute.checkpoint_every)
     shown.start(config.rounds, first, list(method.setup.graph.roles))
     with stop:
         for record in train(config, method, cohort, MemoryExchange(cohort.ids), first):
@@ -151,8 +153,11 @@ def _train(
             shown.update(done, record)
             stopping = stop.requested  # asked once: all stop after the same round, with a checkpoint
             for run, folder in zip(runs, kept, strict=True):
-                own = run.record(record, len(runs))
-                keep(run.config, run.method, folder, own, partial(run.part, cohort), stopping)
+                keep(run.method, folder, run.record(record, len(runs)), partial(run.part, cohort))
+            if stopping or done == config.rounds or pace.due(done):
+                with pace.writing():
+                    for run, folder in zip(runs, kept, strict=True):
+                        save_checkpoint(run.config, folder, done, run.part(cohort))
             if stopping:
                 break
     return done

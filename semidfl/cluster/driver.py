@@ -27,6 +27,7 @@ from semidfl.methods import find_method
 from semidfl.record import parts
 from semidfl.record.folder import RunFolder
 from semidfl.record.images import save_png
+from semidfl.record.pace import Pace
 from semidfl.record.tensorboard import TensorBoard, opened
 from semidfl.stop import Stop
 from semidfl.terminal import Progress
@@ -87,6 +88,7 @@ class _Drive:
         self.config, self.kept, self.shown, self.fleet = config, kept, shown, fleet
         self.done = self.faults = self._in_a_row = self._furthest = 0
         self.startup = 0.0
+        self.pace = Pace(config.compute.checkpoint_every)
         self.summary: dict[str, Any] | None = None
         self.sink: TensorBoard | None = None
 
@@ -165,14 +167,14 @@ class _Drive:
 
     def _keep(self, record: dict[str, Any], stopping: bool) -> None:
         """What a round leaves behind, as in memory."""
-        every = self.config.compute.checkpoint_every
         self.kept.append(record)
         if "generated_kept" in record:
             self._pictures()
-        if stopping or self.done == self.config.rounds or (every and self.done % every == 0):
-            self.kept.sync()
-            self.fleet.everyone("save", self.done)
-            parts.forget_others(self.kept.checkpoints, len(self.members))
+        if stopping or self.done == self.config.rounds or self.pace.due(self.done):
+            with self.pace.writing():
+                self.kept.sync()
+                self.fleet.everyone("save", self.done)
+                parts.forget_others(self.kept.checkpoints, len(self.members))
 
     def _pictures(self) -> None:
         found: dict[int, np.ndarray] = {}

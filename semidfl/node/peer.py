@@ -24,7 +24,7 @@ from semidfl.exchange.base import Neighbourhood
 from semidfl.exchange.grpc import GrpcExchange
 from semidfl.exchange.plan import Meeting
 from semidfl.exchange.refuse import Tally
-from semidfl.experiment import Rounds, _checkpoint, _save_samples, gather, prepare, save_models, test, train
+from semidfl.experiment import Rounds, gather, keep, prepare, save_checkpoint, save_models, test, train
 from semidfl.learn.aggregate import equal_weights
 from semidfl.learn.robust import combiner
 from semidfl.methods import Method, find_method
@@ -160,10 +160,8 @@ class Peer:
         }
         self._lonely = self._lonely_since(meeting)
         self._offer(done)
-        self.kept.append(record)
-        if "generated_kept" in record:
-            _save_samples(self.kept, done, self.cohort, self.method.setup.space.classes)
-        _checkpoint(self.config, self.kept, done, self.cohort)
+        keep(self.method, self.kept, record, lambda: self.cohort)
+        save_checkpoint(self.config, self.kept, done, self.cohort)
         self.audit.flush(done)
         self.log.info("%s", _round_text(record, self.config.rounds))
 
