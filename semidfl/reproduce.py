@@ -5,6 +5,7 @@ when its summary.json is there. Stopped at any moment, the same command goes on 
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -225,7 +226,7 @@ def _notes(
     notes = [
         "Test accuracy in %, of every client's model after aggregation, mean of the last tests: mean ± standard "
         "deviation over the clients ± standard deviation over the seeds (sample estimate), "
-        f"{seeds} seed{'s' * (seeds > 1)}. ----- marks a run that did not converge (under 1.5 / classes).",
+        f"{seeds} seed{'s' * (seeds > 1)}. ----- marks what did not converge (under 1.5 / classes).",
     ]
     if any(entry.paper for entry in entries):
         notes.append(
@@ -239,7 +240,8 @@ def _notes(
         notes.append(ahead)
     devices = sorted({f"{s['device']}, torch {s['versions']['torch']}" for s in done}) or ["nothing"]
     seconds = sum(s["seconds"] for s in done)
-    notes.append(f"`{command}`\n\n{len(done)} runs, {seconds:.0f} s of training on {'; '.join(devices)}.")
+    making = re.sub(r" --run[ =]no\b", "", command)  # what is written from runs made elsewhere says how to make them
+    notes.append(f"`{making}`\n\n{len(done)} runs, {seconds:.0f} s of training on {'; '.join(devices)}.")
     return tuple(notes)
 
 

@@ -100,6 +100,16 @@ def test_under_one_and_a_half_times_chance_has_not_converged(accuracy: float, cl
     assert score(runs(accuracy), classes).converged is converged  # type: ignore[union-attr]
 
 
+def test_seeds_that_did_not_converge_are_told_apart() -> None:
+    found = score(runs(0.9, 0.098, 0.8), 10)
+    assert found is not None
+    assert (found.mean, found.lost, found.others) == (pytest.approx(59.9333, abs=1e-3), 1, pytest.approx(85))
+    table = Table("t", ("method", "α"), (entry("one", "c", found, ()),))
+    assert "59.93 ± 2.00 ± 43.70<br>1 of 3 seeds -----, else 85.00" in markdown(table)
+    (row,) = csv.DictReader(io.StringIO(csv_text(table)))
+    assert row["by_seed"] == "90.00 9.80 80.00"
+
+
 def entry(row: str, column: str, ours: Score | None, paper: tuple[Any, ...]) -> Entry:
     return Entry((row, "0.1"), column, {"row": row, "dataset": column}, ours, paper)
 

@@ -291,6 +291,8 @@ def test_what_is_done_can_be_written_without_running_the_rest(
     assert main([*ONE_CELL, "--method=dfl-lb,semidfl,flexmatch", "--run=no"]) == 0
     text = (tmp_path / "results/table-main-digits.md").read_text()
     assert "**Not complete: 2 of 6 runs are still missing.**" in text
+    assert "--method=dfl-lb,semidfl,flexmatch" in text
+    assert "--run=no" not in text
     for name in ("DFL-LB", "SemiDFL"):
         whole = (done[0] / "results/table-main-digits.md").read_text().splitlines()
         (line,) = (x for x in whole if x.startswith(f"| {name} |"))

@@ -29,6 +29,14 @@ class Score:
     """NaN with one seed"""
     seeds: int
     converged: bool
+    by_seed: tuple[float, ...] = ()
+    lost: int = 0
+    """seeds that did not converge"""
+
+    @property
+    def others(self) -> float:
+        """The mean of those that did."""
+        return fmean(sorted(self.by_seed)[self.lost :])
 
 
 @dataclass(frozen=True)
@@ -70,8 +78,9 @@ def score(summaries: Sequence[Mapping[str, Any]], classes: int) -> Score | None:
     # A run that ended in NaN has no accuracy: it counts as none at all.
     means = [100 * float(s["accuracy"] or 0) for s in summaries]
     clients = fmean(100 * float(s["std_over_clients"] or 0) for s in summaries)
-    seeds = stdev(means) if len(means) > 1 else math.nan
-    return Score(fmean(means), clients, seeds, len(means), fmean(means) >= 150 / classes)
+    seeds, least = stdev(means) if len(means) > 1 else math.nan, 150 / classes
+    lost = sum(mean < least for mean in means)
+    return Score(fmean(means), clients, seeds, len(means), fmean(means) >= least, tuple(means), lost)
 
 
 def markdown(table: Table) -> str:
@@ -89,7 +98,7 @@ def csv_text(table: Table) -> str:
     """A line a cell, numbers in percent and not rounded; what is not known is empty."""
     out = io.StringIO()
     names = list(table.entries[0].facts) if table.entries else []
-    numbers = ["mean", "std_over_clients", "std_over_seeds", "seeds", "converged"]
+    numbers = ["mean", "std_over_clients", "std_over_seeds", "seeds", "converged", "by_seed"]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*names, *numbers, "paper_mean", "paper_std", "paper_converged", "difference"])
     for entry in table.entries:
@@ -129,10 +138,12 @@ def _layout(table: Table) -> tuple[list[str], dict[tuple[str, ...], dict[str, En
 
 
 def _lines(entry: Entry | None) -> list[str]:
-    """Ours, the paper's, the difference: one, two or three lines."""
+    """Ours, the paper's, the difference: as many lines as are known."""
     if entry is None:
         return [""]
     lines = [_ours(entry.score)]
+    if entry.score and entry.score.converged and entry.score.lost:
+        lines.append(f"{entry.score.lost} of {entry.score.seeds} seeds {DASH}, else {entry.score.others:.2f}")
     if entry.paper:
         number = entry.paper[0]
         lines.append("paper " + (DASH if number is None else f"{number[0]:.2f} ± {number[1]:.2f}"))
@@ -152,9 +163,9 @@ def _ours(score: Score | None) -> str:
 
 def _score_cells(score: Score | None) -> list[object]:
     if score is None:
-        return [""] * 5
+        return [""] * 6
     numbers = [_plain(x) for x in (score.mean, score.over_clients, score.over_seeds)]
-    return [*numbers, score.seeds, str(score.converged).lower()]
+    return [*numbers, score.seeds, str(score.converged).lower(), " ".join(f"{x:.2f}" for x in score.by_seed)]
 
 
 def _paper_cells(entry: Entry) -> list[object]:
