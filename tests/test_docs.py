@@ -1,5 +1,6 @@
 """Docs that are true: links lead somewhere, the reference is current, and every command shown exists as shown."""
 
+import csv
 import re
 import shlex
 import subprocess
@@ -57,3 +58,21 @@ def test_commands_exist_as_shown(page: Path) -> None:
 
 def test_the_pages_show_enough_commands() -> None:
     assert sum(len(commands(page)) for page in PAGES) >= 25
+
+
+def test_the_numbers_in_the_readme_are_those_of_the_tables() -> None:
+    """SemiDFL, the best of the others, and all labels, in the four settings of both grey data sets."""
+    text = (ROOT / "README.md").read_text()
+    shown = re.findall(r"^\|[^|]*(?:SemiDFL here|best other|all labels, here)[^|]*\|(.*)\|$", text, re.MULTILINE)
+    rows = [[float(x) for x in line.replace("*", "").split("|")] for line in shown]
+    expected = []
+    for dataset in ("mnist", "fashion-mnist"):
+        with (ROOT / f"results/table-main-{dataset}-tuned.csv").open() as file:
+            found = list(csv.DictReader(file))
+        settings = [(r, a) for a in (100.0, 0.1) for r in (0.5, 0.1)]
+        means = [
+            {x["row"]: float(x["mean"]) for x in found if (float(x["ratio"]), float(x["alpha"])) == s} for s in settings
+        ]
+        others = [max(v for name, v in m.items() if name not in ("semidfl", "dfl-ub")) for m in means]
+        expected += [[m["semidfl"] for m in means], others, [m["dfl-ub"] for m in means]]
+    assert rows == [pytest.approx(row, abs=0.00501) for row in expected]
