@@ -57,8 +57,8 @@ class Shares:
     @classmethod
     def start(cls, label_counts: Tensor) -> "Shares":
         """Before the first round; label_counts (C, K)."""
-        nothing = torch.zeros_like(label_counts)
-        return cls(nothing, label_counts, nothing, nothing)
+        predicted, tilt, told = (torch.zeros_like(label_counts) for _ in range(3))  # each with memory of its own
+        return cls(predicted, label_counts, tilt, told)
 
     def __len__(self) -> int:
         return len(self.tilt)
