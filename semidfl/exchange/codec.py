@@ -50,7 +50,7 @@ _WITHIN = {
     "accuracy": (0.0, 1.0),
     "counts": (0.0, 2.0**40),
     "labelled": (0.0, 2.0**40),
-    "predicted": (0.0, 2.0**40),
+    "predicted": (-(2.0**40), 2.0**40),  # an estimate: less than none where a client has taken its own out
     "tilt": (-5.0, 5.0),
 }
 """what some tensors can only be; an accuracy of 1000 would make its owner's weight infinite (Eq. 12)"""
