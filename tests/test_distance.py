@@ -178,7 +178,7 @@ def test_what_is_due_in_other_rounds_only(keys: Path) -> None:  # noqa: F811
     ("name", "mine", "theirs"),
     [
         ("labelled", torch.ones(1, 3), torch.tensor([[1.0, -3000.0, 1.0]])),
-        ("predicted", torch.ones(1, 3), torch.tensor([[1.0, -1.0, 1.0]])),
+        ("predicted", torch.ones(1, 3), torch.tensor([[1.0, -2e12, 1.0]])),
         ("predicted", torch.ones(1, 3), torch.tensor([[1.0, 2e12, 1.0]])),
         ("tilt", torch.zeros(1, 3), torch.tensor([[0.0, 6.0, 0.0]])),
         ("generator.scale", torch.full((1, 3), 1e-3), torch.full((1, 3), 20.0)),
@@ -194,7 +194,7 @@ def test_numbers_that_cannot_be(name: str, mine: torch.Tensor, theirs: torch.Ten
 
 @pytest.mark.parametrize(
     ("name", "theirs"),
-    [("predicted", [[0.0, 250_000.0, 3.5]]), ("labelled", [[0.0, 9000.0, 1.0]]), ("tilt", [[-4.6, 4.6, 0.0]])],
+    [("predicted", [[0.0, 250_000.0, -3.5]]), ("labelled", [[0.0, 9000.0, 1.0]]), ("tilt", [[-4.6, 4.6, 0.0]])],
 )
 def test_large_sites_may_say_what_they_have(name: str, theirs: list[list[float]]) -> None:
     """Beside a peer that has nothing itself."""
