@@ -9,6 +9,7 @@ from torch import Tensor
 from semidfl.data.sources import load
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import prepare, train
+from semidfl.learn import packing as ways
 from semidfl.learn.batch import Batch
 from semidfl.learn.packing import pack, run_packed
 from semidfl.models.cnn import CNN
@@ -19,19 +20,32 @@ HELD = ((True, True, False, False), (False, True, True, False), (False, True, Fa
 """three blocks, four clients: the first block alone, all, the second alone, none"""
 
 
+def small() -> Network:
+    return Network(lambda: CNN(1, 8, 8, 10), torch.float64)
+
+
 def test_places_and_owners() -> None:
-    place, owner = pack(HELD, CPU)
+    place, owner = pack(small(), HELD, CPU)
     # Clients' first blocks, one a client (of the last one, which has none, block 0), then the second client's others.
     assert place.tolist() == [0, 3, 7, 9, 4, 5]
     assert owner.tolist() == [1, 1]
 
 
+def test_order_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "_LIGHT", 0)
+    place, full = pack(small(), HELD, CPU)
+    assert place.tolist() == [0, 1, 2, 3, 4, 5, 7, 6, 8, 9, 10, 11]
+    assert full.tolist() == [1, 3, 1, 0]
+
+
 def test_nothing_to_leave_out() -> None:
-    assert pack(((True, True), (True, True)), CPU) == ()
+    assert pack(small(), ((True, True), (True, True)), CPU) == ()
 
 
-def test_values_and_gradients_are_those_of_the_whole() -> None:
-    network = Network(lambda: CNN(1, 8, 8, 10), torch.float64)
+@pytest.mark.parametrize("light", [10**9, 0], ids=["copied", "in order"])
+def test_values_and_gradients_are_those_of_the_whole(light: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "_LIGHT", light)
+    network = small()
     size, there = 2, torch.tensor(HELD).T.repeat_interleave(2, 1)  # (C, S)
     images, weights = random(1, 4, 3 * size, 1, 8, 8).double(), random(2, 4, 3 * size, 10).double() * there[..., None]
     start = network.initial(0).double() + 0.1 * random(3, 4, network.size).double()
@@ -42,11 +56,12 @@ def test_values_and_gradients_are_those_of_the_whole() -> None:
         (grad,) = torch.autograd.grad((y * weights).sum(), params)
         return y, grad
 
-    whole, packed = outcome(()), outcome(pack(HELD, CPU))
+    whole, packed = outcome(()), outcome(pack(network, HELD, CPU))
     torch.testing.assert_close(packed[0][there], whole[0][there], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(packed[1], whole[1], rtol=1e-4, atol=1e-6)
     assert not packed[1][3].any()  # who has nothing learns nothing
-    assert not packed[0][0, size:].any()  # what is left out is zero
+    if light:
+        assert not packed[0][0, size:].any()  # what is left out is zero
 
 
 @pytest.mark.parametrize("method", ["semidfl", "flexmatch"])
@@ -61,7 +76,7 @@ def test_a_run_is_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None
         return cohort.state()
 
     before, packings = last(), []
-    monkeypatch.setattr(Batch, "packing", lambda self, weights: packings.append(pack(self.held, CPU)) or packings[-1])
+    monkeypatch.setattr(Batch, "packing", lambda self, net: packings.append(pack(net, self.held, CPU)) or packings[-1])
     after = last()
     assert packings
     assert all(len(packing) == 2 for packing in packings)

@@ -16,14 +16,12 @@ from semidfl.data.augment import Augmentation
 from semidfl.data.shards import Rows, Shards
 from semidfl.draws import Draws
 from semidfl.learn.packing import Held, pack
+from semidfl.models.stacked import Network
 
 __all__ = ["GENERATED", "LABELLED", "PSEUDO", "Batch", "PseudoLabels", "compose", "draw_kept"]
 
 SOURCES = 3
 LABELLED, PSEUDO, GENERATED = range(SOURCES)
-
-_LIGHT = 5_000_000
-"""weights of a network that are copied sooner than empty slots are computed: a UNet's, not a ResNet's"""
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,9 @@ class Batch:
         trust = torch.where(made, lacking, self.trust) * torch.where(counted > 0, grown, 1.0)
         return replace(self, trust=trust)
 
-    def packing(self, weights: int) -> tuple[Tensor, ...]:
-        """How to run a network of so many weights without empty slots: on a GPU, where a stack is large."""
-        light = weights < _LIGHT and self.images.is_cuda
-        return pack(self.held, self.images.device) if self.held and light else ()
+    def packing(self, network: Network) -> tuple[Tensor, ...]:
+        """How to run a network without empty slots: on a GPU, where a stack is large."""
+        return pack(network, self.held, self.images.device) if self.held and self.images.is_cuda else ()
 
     def chosen(self, drawn: Tensor) -> Tensor:
         """The present slots of something drawn for all: (C, E, SOURCES x B, …) -> (C, E, S, …)."""

@@ -65,7 +65,7 @@ def train_classifier(
         return loss(logits + offset, targets, now)
 
     kind = (loss, batch.capacity, len(batch.held))
-    fixed = (offset, batch.valid, batch.trust, batch.slots, *batch.packing(network.size))
+    fixed = (offset, batch.valid, batch.trust, batch.slots, *batch.packing(network))
     return descend(loss_of, kind, network, optimiser, learner, batch.valid.any(1), (images, targets), fixed, scale)
 
 

@@ -80,5 +80,5 @@ def train_diffusion(
         return (error.square().mean((2, 3, 4)) * emphasis * weights).sum(1)
 
     stepped = (noisy, level, labels, noise, schedule.emphasis(level, min_snr))
-    kind, fixed = ("diffusion", len(batch.held)), (batch.weights(), *batch.packing(network.size))
+    kind, fixed = ("diffusion", len(batch.held)), (batch.weights(), *batch.packing(network))
     return descend(loss_of, kind, network, optimiser, learner, batch.valid.any(1), stepped, fixed)

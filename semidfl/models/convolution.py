@@ -2,7 +2,8 @@
 
 A convolution is a matrix product per client over gathered pixels (implicit GEMM). cuDNN's grouped convolutions are
 as fast for some shapes, but for others they work through the groups one by one, with a change of layout for each.
-Images are (B, H, W, C*ch), weights (C, taps, in, out); products are summed in float32.
+Images are (B, H, W, C*ch), weights (C, taps, in, out); products are summed in float32. Where only a client's first
+samples are real (`filled`), no others are computed: what they become does not matter, as long as it is a number.
 """
 
 from typing import Any
@@ -36,10 +37,10 @@ def _moved(
 
 @triton.jit
 def _conv(
-    x, w, bias, extra, y, pixels, clients, w_c, w_k, w_n, b_c, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    x, w, bias, extra, filled, y, pixels, clients, w_c, w_k, w_n, b_c, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUT_H: tl.constexpr, OUT_W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr, BACKWARDS: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, PACKED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    STRIDE: tl.constexpr, BACKWARDS: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, FILLED: tl.constexpr,
+    PACKED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y[p, n] = sum over taps and k of x[p moved by the tap, k] w[tap, k, n], of one client; plus bias, plus extra."""
     client = tl.program_id(2)
@@ -51,8 +52,11 @@ def _conv(
     TAPS: tl.constexpr = KERNEL * KERNEL
     PARTS: tl.constexpr = (CI + BK - 1) // BK
     STEPS: tl.constexpr = (TAPS * CI + BK - 1) // BK if PACKED else TAPS * PARTS
+    steps = STEPS
+    if FILLED:
+        steps = tl.where(tl.program_id(0) * BM < tl.load(filled + client) * (OUT_H * OUT_W), STEPS, 0)
     total = tl.zeros((BM, BN), tl.float32)
-    for step in range(STEPS):
+    for step in range(steps):
         if PACKED:  # few channels: a step takes several taps at once
             j = step * BK + tl.arange(0, BK)
             tap, k, real = j // CI, j % CI, j < TAPS * CI
@@ -80,9 +84,10 @@ def _conv(
 
 @triton.jit
 def _to_weights(
-    x, g, dw, db, pixels, clients, per_split, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_H: tl.constexpr,
+    x, g, filled, dw, db, pixels, clients, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_H: tl.constexpr,
     OUT_W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
-    BIAS: tl.constexpr, PACKED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BIAS: tl.constexpr, FILLED: tl.constexpr, PACKED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """dw[split, client, tap, m, n] = sum over the split's pixels of x[p moved by the tap, m] g[p, n]."""
     TAPS: tl.constexpr = KERNEL * KERNEL
@@ -96,6 +101,9 @@ def _to_weights(
         real = m < CI
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     client, split = tl.program_id(2) % clients, tl.program_id(2) // clients
+    if FILLED:
+        pixels = tl.load(filled + client) * (OUT_H * OUT_W)
+    per_split = tl.cdiv(tl.cdiv(pixels, tl.num_programs(2) // clients), BK) * BK
     total = tl.zeros((BM, BN), tl.float32)
     bias = tl.zeros((BN,), tl.float32)
     first = BIAS and tl.program_id(0) == 0
@@ -138,8 +146,8 @@ def _block(size: int, most: int) -> int:
 
 
 def _product(
-    x: Tensor, w: Tensor, bias: Tensor | None, extra: Tensor | None, shape: torch.Size, kernel: int, stride: int,
-    backwards: bool,
+    x: Tensor, w: Tensor, bias: Tensor | None, extra: Tensor | None, filled: Tensor | None, shape: torch.Size,
+    kernel: int, stride: int, backwards: bool,
 ) -> Tensor:  # fmt: skip
     """x (B, H, W, C*in) -> (B, H', W', C*out); backwards: from the gradient of the output to that of the input."""
     clients, _, inp, out = w.shape
@@ -155,15 +163,17 @@ def _product(
     packed, bk = inp < _FEW, deep if inp >= _FEW else _block(kernel * kernel * inp, 64)
     grid = (triton.cdiv(pixels, bm), triton.cdiv(out, bn), clients)
     _conv[grid](
-        x, w, x if bias is None else bias, x if extra is None else extra, y, pixels, clients,
+        x, w, *(x if v is None else v for v in (bias, extra, filled)), y, pixels, clients,
         w.stride(0), w_k, w_n, 0 if bias is None else bias.stride(0),
         x.shape[1], x.shape[2], shape[1], shape[2], inp, out, kernel, stride,
-        backwards, bias is not None, extra is not None, packed, bm, bn, bk, num_warps=warps, num_stages=3,
+        backwards, *(v is not None for v in (bias, extra, filled)), packed, bm, bn, bk, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return y
 
 
-def _weights(x: Tensor, g: Tensor, w: Tensor, kernel: int, stride: int, bias: bool) -> tuple[Tensor, Tensor]:
+def _weights(
+    x: Tensor, g: Tensor, w: Tensor, filled: Tensor | None, kernel: int, stride: int, bias: bool
+) -> tuple[Tensor, Tensor]:
     """x (B, H, W, C*in), g (B, H', W', C*out) -> the gradients of the weights, as w, and of the bias (C, out)."""
     clients, _, inp, out = w.shape
     pixels = g.numel() // (clients * out)
@@ -172,12 +182,11 @@ def _weights(x: Tensor, g: Tensor, w: Tensor, kernel: int, stride: int, bias: bo
     rows = triton.cdiv(kernel * kernel * inp, bm) if packed else kernel * kernel * triton.cdiv(inp, bm)
     tiles = rows * triton.cdiv(out, bn) * clients
     splits = max(1, min(triton.cdiv(pixels, 4 * bk), triton.cdiv(792, tiles)))  # six programs a processor
-    per_split = triton.cdiv(triton.cdiv(pixels, splits), bk) * bk
     dw, db = (w.new_empty(splits * n, dtype=torch.float32) for n in (w.numel(), clients * out))
     grid = (rows, triton.cdiv(out, bn), clients * splits)
     _to_weights[grid](
-        x, g, dw, db, pixels, clients, per_split, x.shape[1], x.shape[2], g.shape[1], g.shape[2],
-        inp, out, kernel, stride, bias, packed, bm, bn, bk, num_warps=4, num_stages=3,
+        x, g, x if filled is None else filled, dw, db, pixels, clients, *x.shape[1:3], *g.shape[1:3],
+        inp, out, kernel, stride, bias, filled is not None, packed, bm, bn, bk, num_warps=4, num_stages=3,
     )  # fmt: skip
     done = torch.empty_like(w), w.new_empty(clients, out)
     for parts, total in zip((dw, db), done, strict=True):
@@ -188,24 +197,31 @@ def _weights(x: Tensor, g: Tensor, w: Tensor, kernel: int, stride: int, bias: bo
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, extra: Tensor | None, stride: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, extra: Tensor | None, filled: Tensor | None, stride: int
+    ) -> Tensor:
         w = w.contiguous()  # a client's row may begin anywhere; loads of eight numbers at a time want even places
         ctx.kernel, ctx.stride, ctx.bias = 3 if w.shape[1] == 9 else 1, stride, bias is not None
         shape = torch.Size([x.shape[0], *((n - 1) // stride + 1 for n in x.shape[1:3])])
-        ctx.save_for_backward(x, w)
-        return _product(x, w, bias, extra, shape, ctx.kernel, stride, backwards=False)
+        ctx.save_for_backward(x, w, filled)
+        return _product(x, w, bias, extra, filled, shape, ctx.kernel, stride, backwards=False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, w = ctx.saved_tensors
+        x, w, filled = ctx.saved_tensors
         g, dx = grads[0].contiguous(), None
         if ctx.needs_input_grad[0]:
-            dx = _product(g, w, None, None, x.shape[:3], ctx.kernel, ctx.stride, backwards=True)
-        dw, db = _weights(x, g, w, ctx.kernel, ctx.stride, ctx.bias)
-        return dx, dw, db if ctx.bias else None, g if ctx.needs_input_grad[3] else None, None
+            dx = _product(g, w, None, None, filled, x.shape[:3], ctx.kernel, ctx.stride, backwards=True)
+        dw, db = _weights(x, g, w, filled, ctx.kernel, ctx.stride, ctx.bias)
+        return dx, dw, db if ctx.bias else None, g if ctx.needs_input_grad[3] else None, None, None
 
 
-def convolve(x: Tensor, w: Tensor, bias: Tensor | None, extra: Tensor | None, stride: int) -> Tensor:
-    """x (B, H, W, C*in), w (C, 9 or 1, in, out), bias (C, out), extra as the result -> (B, H', W', C*out)."""
-    out: Tensor = _Convolve.apply(x, w, bias, extra, stride)
+def convolve(
+    x: Tensor, w: Tensor, bias: Tensor | None, extra: Tensor | None, stride: int, filled: Tensor | None = None
+) -> Tensor:
+    """x (B, H, W, C*in), w (C, 9 or 1, in, out), bias (C, out), extra as the result -> (B, H', W', C*out).
+
+    filled (C,): how many of a client's samples are real; None: all.
+    """
+    out: Tensor = _Convolve.apply(x, w, bias, extra, filled, stride)
     return out

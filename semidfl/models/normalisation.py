@@ -1,6 +1,7 @@
 """GPU kernels in Triton: group normalisation with the condition and the activation that follow it.
 
-A program takes one sample and some groups.
+A program takes one sample and some groups. Where a client's sample is not real (`filled`), its pixels count as zero
+and are not read.
 """
 
 from typing import Any
@@ -66,17 +67,28 @@ def _affine(
 
 
 @triton.jit
+def _seen(filled, sample, first, area, CH: tl.constexpr, PER: tl.constexpr, FILLED: tl.constexpr):
+    """How many pixels to read of a sample, from its first group on: those of one client, which has it or not."""
+    seen = area
+    if FILLED:
+        seen = tl.where(sample < tl.load(filled + first * PER // CH), area, 0)
+    return seen
+
+
+@triton.jit
 def _norm(
-    x, weight, bias, cond, y, stats, batch, area, channels, w_c, b_c, eps, CH: tl.constexpr, PER: tl.constexpr,
-    WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr, ACT: tl.constexpr, BP: tl.constexpr,
+    x, weight, bias, cond, filled, y, stats, batch, area, channels, w_c, b_c, eps, CH: tl.constexpr,
+    PER: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr, FILLED: tl.constexpr,
+    ACT: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """y = act(a x^ + b), x^ normalised over each group of PER channels; one sample, GROUPS groups a program."""
     sample = tl.program_id(0)
     c, real = _lanes(tl.program_id(1) * GROUPS, PER, WIDE, GROUPS)
+    seen = _seen(filled, sample, tl.program_id(1) * GROUPS, area, CH, PER, FILLED)
     far = sample.to(tl.int64) * area * channels
     total = tl.zeros((GROUPS * WIDE,), tl.float32)
     square = tl.zeros((GROUPS * WIDE,), tl.float32)
-    for start in range(0, area, BP):
+    for start in range(0, seen, BP):
         p = start + tl.arange(0, BP)
         inside = (p < area)[:, None] & real[None, :]
         v = tl.load(x + far + p[:, None] * channels + c[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -94,21 +106,23 @@ def _norm(
     for start in range(0, area, BP):
         p = start + tl.arange(0, BP)
         inside = (p < area)[:, None] & real[None, :]
+        there = (p < seen)[:, None] & real[None, :]
         place = far + p[:, None] * channels + c[None, :]
-        v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
         v = _act(v * scale[None, :] + shift[None, :], ACT)
         tl.store(y + place, v.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _norm_back(
-    x, weight, bias, cond, g, stats, dx, sums, batch, area, channels, w_c, b_c, CH: tl.constexpr,
-    PER: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr, ACT: tl.constexpr,
-    BP: tl.constexpr,
+    x, weight, bias, cond, filled, g, stats, dx, sums, batch, area, channels, w_c, b_c, CH: tl.constexpr,
+    PER: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr, FILLED: tl.constexpr,
+    ACT: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """dx, and over the pixels of each channel the sums of d and d x^, d being the gradient before the activation."""
     sample = tl.program_id(0)
     c, real = _lanes(tl.program_id(1) * GROUPS, PER, WIDE, GROUPS)
+    seen = _seen(filled, sample, tl.program_id(1) * GROUPS, area, CH, PER, FILLED)
     far = sample.to(tl.int64) * area * channels
     at = sample * channels + c
     mean = tl.load(stats + 2 * at, mask=real, other=0.0)
@@ -116,7 +130,7 @@ def _norm_back(
     scale, shift = _affine(weight, bias, cond, sample, batch, c, real, w_c, b_c, CH, COND)
     sum_d = tl.zeros((GROUPS * WIDE,), tl.float32)
     sum_dx = tl.zeros((GROUPS * WIDE,), tl.float32)
-    for start in range(0, area, BP):
+    for start in range(0, seen, BP):
         p = start + tl.arange(0, BP)
         inside = (p < area)[:, None] & real[None, :]
         place = far + p[:, None] * channels + c[None, :]
@@ -132,9 +146,10 @@ def _norm_back(
     for start in range(0, area, BP):
         p = start + tl.arange(0, BP)
         inside = (p < area)[:, None] & real[None, :]
+        there = (p < seen)[:, None] & real[None, :]
         place = far + p[:, None] * channels + c[None, :]
-        hat = (tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
-        d = tl.load(g + place, mask=inside, other=0.0).to(tl.float32)
+        hat = (tl.load(x + place, mask=there, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
+        d = tl.load(g + place, mask=there, other=0.0).to(tl.float32)
         d = _through_act(hat * scale[None, :] + shift[None, :], d, ACT)
         v = (d * scale[None, :] - mean_d[None, :] - hat * mean_dx[None, :]) * rstd[None, :]
         tl.store(dx + place, v.to(dx.dtype.element_ty), mask=inside)
@@ -172,58 +187,73 @@ def _norm_sums(
     tl.store(d_bias + c, to_b.to(d_bias.dtype.element_ty), mask=known)
 
 
-def _tiles(channels: int, per: int, area: int) -> tuple[int, int, int, int]:
-    """Programs a sample, lanes of a group, groups of a program (32 lanes or more where there are as many), pixels."""
-    groups, wide, some = channels // per, triton.next_power_of_2(per), 1
-    while some * wide < 32 and groups % (2 * some) == 0:
+def _tiles(channels: int, per: int, area: int, alike: int) -> tuple[int, int, int, int]:
+    """Programs a sample, lanes of a group, groups of a program (32 lanes or more where there are as many), pixels.
+
+    A program stays within `alike` channels.
+    """
+    wide, some = triton.next_power_of_2(per), 1
+    while some * wide < 32 and alike // per % (2 * some) == 0:
         some *= 2
-    return groups // some, wide, some, min(128, max(16, triton.next_power_of_2(area)))
+    return channels // per // some, wide, some, min(128, max(16, triton.next_power_of_2(area)))
 
 
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, cond: Tensor | None, per: int, act: int, eps: float
-    ) -> Tensor:
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, cond: Tensor | None, filled: Tensor | None, per: int,
+        act: int, eps: float,
+    ) -> Tensor:  # fmt: skip
         samples, height, width, channels = x.shape
         y, stats = torch.empty_like(x), x.new_empty(samples, channels, 2, dtype=torch.float32)
-        blocks, wide, groups, pixels = _tiles(channels, per, height * width)
+        alike = channels if filled is None else weight.shape[1]
+        blocks, wide, groups, pixels = _tiles(channels, per, height * width, alike)
         _norm[(samples, blocks)](
-            x, weight, bias, x if cond is None else cond, y, stats, samples, height * width, channels,
-            weight.stride(0), bias.stride(0), eps, weight.shape[1], per, wide, groups, cond is not None, act, pixels,
+            x, weight, bias, *(x if v is None else v for v in (cond, filled)), y, stats, samples, height * width,
+            channels, weight.stride(0), bias.stride(0), eps, weight.shape[1], per, wide, groups,
+            *(v is not None for v in (cond, filled)), act, pixels,
         )  # fmt: skip
-        ctx.save_for_backward(x, weight, bias, stats, *(() if cond is None else (cond,)))
+        ctx.save_for_backward(x, weight, bias, stats, cond, filled)
         ctx.per, ctx.act = per, act
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, stats, *rest = ctx.saved_tensors
+        x, weight, bias, stats, cond, filled = ctx.saved_tensors
         samples, height, width, channels = x.shape
-        cond = rest[0] if rest else x
         dx, sums = torch.empty_like(x), torch.empty_like(stats)
-        blocks, wide, groups, pixels = _tiles(channels, ctx.per, height * width)
         strides, ch = (weight.stride(0), bias.stride(0)), weight.shape[1]
+        alike = channels if filled is None else ch
+        blocks, wide, groups, pixels = _tiles(channels, ctx.per, height * width, alike)
         _norm_back[(samples, blocks)](
-            x, weight, bias, cond, grads[0].contiguous(), stats, dx, sums, samples, height * width, channels,
-            *strides, ch, ctx.per, wide, groups, bool(rest), ctx.act, pixels,
+            x, weight, bias, *(x if v is None else v for v in (cond, filled)), grads[0].contiguous(), stats, dx,
+            sums, samples, height * width, channels, *strides, ch, ctx.per, wide, groups,
+            *(v is not None for v in (cond, filled)), ctx.act, pixels,
         )  # fmt: skip
         d_weight, d_bias = (torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in (weight, bias))
-        d_cond = torch.empty_like(cond) if rest else None
+        d_cond = None if cond is None else torch.empty_like(cond)
         _norm_sums[(triton.cdiv(channels, 32),)](
-            sums, weight, bias, cond, d_weight, d_bias, x if d_cond is None else d_cond, samples, channels,
-            *strides, ch, bool(rest), 32, 32,
+            sums, weight, bias, x if cond is None else cond, d_weight, d_bias, x if d_cond is None else d_cond,
+            samples, channels, *strides, ch, cond is not None, 32, 32,
         )  # fmt: skip
-        return dx, d_weight, d_bias, d_cond, None, None, None
+        return dx, d_weight, d_bias, d_cond, None, None, None, None
 
 
 def normalise(
-    x: Tensor, weight: Tensor, bias: Tensor, condition: Tensor | None, per: int, act: str, eps: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    condition: Tensor | None,
+    per: int,
+    act: str,
+    eps: float,
+    filled: Tensor | None = None,
 ) -> Tensor:
     """act(norm(x) (1 + scale) + shift): x (B, H, W, C*ch) normalised in groups of `per` channels.
 
-    weight and bias (C, ch); condition (C, B, 2 ch), scale before shift, or None.
+    weight and bias (C, ch); condition (C, B, 2 ch), scale before shift, or None; filled (C,): how many of a client's
+    samples are real, or None.
     """
     cond = None if condition is None else condition.contiguous()
-    out: Tensor = _Normalise.apply(x, weight, bias, cond, per, ACTIVATIONS[act], eps)
+    out: Tensor = _Normalise.apply(x, weight, bias, cond, filled, per, ACTIVATIONS[act], eps)
     return out

@@ -8,6 +8,7 @@ matrix (C, D), so that mixing, optimisers and messages never need to know the ne
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, cast
@@ -20,6 +21,9 @@ from torch.nn import functional as F
 from semidfl.draws import Draws
 
 __all__ = ["Conv2d", "GroupNorm", "Linear", "Network", "concat", "fold", "fused", "join", "unfold"]
+
+_filled: ContextVar[Tensor | None] = ContextVar("filled", default=None)
+"""(C,) how many of a client's samples are real, for layers that can leave out the others"""
 
 
 class Conv2d(nn.Conv2d):
@@ -35,7 +39,8 @@ class Conv2d(nn.Conv2d):
             from semidfl.models.convolution import convolve
 
             last = [None if v is None else v.permute(0, 2, 3, 1).contiguous() for v in (x, extra)]
-            return convolve(cast(Tensor, last[0]), self.weight, self.bias, last[1], self.stride[0]).permute(0, 3, 1, 2)
+            y = convolve(cast(Tensor, last[0]), self.weight, self.bias, last[1], self.stride[0], _filled.get())
+            return y.permute(0, 3, 1, 2)
         clients = self.weight.shape[0]
         bias = None if self.bias is None else self.bias.flatten()
         weight = self.weight.flatten(0, 1)
@@ -54,7 +59,8 @@ class GroupNorm(nn.GroupNorm):
             from semidfl.models.normalisation import normalise
 
             last, per = x.permute(0, 2, 3, 1).contiguous(), self.num_channels // self.num_groups
-            return normalise(last, self.weight, self.bias, condition, per, act, self.eps).permute(0, 3, 1, 2)
+            y = normalise(last, self.weight, self.bias, condition, per, act, self.eps, _filled.get())
+            return y.permute(0, 3, 1, 2)
         groups = self.weight.shape[0] * self.num_groups
         h = F.group_norm(x, groups, self.weight.flatten(), self.bias.flatten(), self.eps)
         if condition is not None:
@@ -141,13 +147,20 @@ class Network:
         """D, parameters of one client."""
         return sum(self.sizes)
 
-    def __call__(self, params: Tensor, *inputs: Tensor) -> Tensor:
-        """params (C, D), inputs (C, B, …) -> (C, B, …) in float32."""
+    def __call__(self, params: Tensor, *inputs: Tensor, filled: Tensor | None = None) -> Tensor:
+        """params (C, D), inputs (C, B, …) -> (C, B, …) in float32.
+
+        filled (C,): only so many of a client's samples count. The others may become any number.
+        """
         half = params.to(self.dtype)
         weights = self._by_taps(half) if fused(params) else self.named(half)
         moved = tuple(x.to(self.dtype) if x.is_floating_point() else x for x in inputs)
-        with self._module() as module:
-            out: Tensor = functional_call(module, weights, moved)
+        told = _filled.set(filled)
+        try:
+            with self._module() as module:
+                out: Tensor = functional_call(module, weights, moved)
+        finally:
+            _filled.reset(told)
         return out.float()
 
     @contextmanager
