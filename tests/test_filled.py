@@ -52,15 +52,17 @@ def test_convolutions(kernel: int, stride: int, inp: int) -> None:
 def test_normalisation(channels: int, per: int, side: int, conditioned: bool) -> None:
     x, weight, bias = normal(1, 4, side, side, 3 * channels), normal(2, 3, channels), normal(3, 3, channels)
     condition = normal(4, 3, 4, 2 * channels) if conditioned else None
-    y = normalise(spoilt(x, channels), weight, bias, condition, per, "silu", 1e-5, FILLED)
-    whole = normalise(x, weight, bias, condition, per, "silu", 1e-5)
+    extra = None if conditioned else normal(6, *x.shape)
+    much = None if extra is None else spoilt(extra, channels)
+    y = normalise(spoilt(x, channels), weight, bias, condition, per, "silu", 1e-5, much, FILLED)
+    whole = normalise(x, weight, bias, condition, per, "silu", 1e-5, extra)
     assert y.isfinite().all()
     there = of_clients(channels)
     assert_near(torch.where(there, y, 0.0), torch.where(there, whole, 0.0))
     weights = random(5, *y.shape).to(DEVICE) * there
-    leaves = [v for v in (x, weight, bias, condition) if v is not None]
+    leaves = [v for v in (x, weight, bias, condition, extra) if v is not None]
     ours, theirs = (torch.autograd.grad((v * weights).sum(), leaves) for v in (y, whole))
-    for name, mine, other in zip(("x", "weight", "bias", "condition"), ours, theirs, strict=False):
+    for name, mine, other in zip(("x", "weight", "bias", "the last"), ours, theirs, strict=True):
         assert_near(mine, other, name)
 
 

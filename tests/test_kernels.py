@@ -245,16 +245,19 @@ def test_normalisation(channels: int, per: int, conditioned: bool, act: str, sid
     clients, batch = 2, 3
     x, row = normal(1, batch, side, side, clients * channels), normal(2, clients, 2 * channels + 3)
     weight, bias = row[:, 1 : channels + 1], row[:, -channels:]
-    condition = normal(3, clients, batch, 2 * channels)
-    y = normalise(x, weight, bias, condition if conditioned else None, per, act, 1e-5)
+    condition, extra = normal(3, clients, batch, 2 * channels), normal(4, *x.shape)
+    some = (condition, None) if conditioned else (None, extra)
+    y = normalise(x, weight, bias, some[0], per, act, 1e-5, some[1])
     h = F.group_norm(x.permute(0, 3, 1, 2), clients * channels // per, weight.flatten(), bias.flatten(), 1e-5)
     if conditioned:
         scale, shift = (v.transpose(0, 1).flatten(1)[:, :, None, None] for v in condition.chunk(2, dim=2))
         h = h * (1 + scale) + shift
+    else:
+        h = h + extra.permute(0, 3, 1, 2)
     theirs = {"none": lambda v: v, "silu": F.silu, "relu": F.relu}[act](h).permute(0, 2, 3, 1)
     assert_near(y, theirs)
-    leaves = (x, row, condition) if conditioned else (x, row)
-    for name, ours, other in zip(("x", "row", "condition"), grads(y, *leaves), grads(theirs, *leaves), strict=False):
+    leaves = (x, row, condition if conditioned else extra)
+    for name, ours, other in zip(("x", "row", "some"), grads(y, *leaves), grads(theirs, *leaves), strict=True):
         assert_near(ours, other, name)
 
 

@@ -1,4 +1,4 @@
-"""GPU kernels in Triton: group normalisation with the condition and the activation that follow it.
+"""GPU kernels in Triton: group normalisation with the condition, the sum and the activation that follow it.
 
 A program takes one sample and some groups. Where a client's sample is not real (`filled`), its pixels count as zero
 and are not read.
@@ -77,11 +77,11 @@ def _seen(filled, sample, first, area, CH: tl.constexpr, PER: tl.constexpr, FILL
 
 @triton.jit
 def _norm(
-    x, weight, bias, cond, filled, y, stats, batch, area, channels, w_c, b_c, eps, CH: tl.constexpr,
-    PER: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr, FILLED: tl.constexpr,
-    ACT: tl.constexpr, BP: tl.constexpr,
+    x, weight, bias, cond, extra, filled, y, stats, batch, area, channels, w_c, b_c, eps, CH: tl.constexpr,
+    PER: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr, EXTRA: tl.constexpr,
+    FILLED: tl.constexpr, ACT: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """y = act(a x^ + b), x^ normalised over each group of PER channels; one sample, GROUPS groups a program."""
+    """y = act(a x^ + b + extra), x^ normalised over each group of PER channels; one sample, GROUPS groups a program."""
     sample = tl.program_id(0)
     c, real = _lanes(tl.program_id(1) * GROUPS, PER, WIDE, GROUPS)
     seen = _seen(filled, sample, tl.program_id(1) * GROUPS, area, CH, PER, FILLED)
@@ -108,18 +108,31 @@ def _norm(
         inside = (p < area)[:, None] & real[None, :]
         there = (p < seen)[:, None] & real[None, :]
         place = far + p[:, None] * channels + c[None, :]
-        v = tl.load(x + place, mask=there, other=0.0).to(tl.float32)
-        v = _act(v * scale[None, :] + shift[None, :], ACT)
-        tl.store(y + place, v.to(y.dtype.element_ty), mask=inside)
+        v = tl.load(x + place, mask=there, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+        if EXTRA:
+            v += tl.load(extra + place, mask=there, other=0.0).to(tl.float32)
+        tl.store(y + place, _act(v, ACT).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _before_act(
+    x, extra, g, place, there, mean, rstd, scale, shift, EXTRA: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """x^ and the gradient d before the activation."""
+    hat = (tl.load(x + place, mask=there, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
+    v = hat * scale[None, :] + shift[None, :]
+    if EXTRA:
+        v += tl.load(extra + place, mask=there, other=0.0).to(tl.float32)
+    return hat, _through_act(v, tl.load(g + place, mask=there, other=0.0).to(tl.float32), ACT)
 
 
 @triton.jit
 def _norm_back(
-    x, weight, bias, cond, filled, g, stats, dx, sums, batch, area, channels, w_c, b_c, CH: tl.constexpr,
-    PER: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr, FILLED: tl.constexpr,
-    ACT: tl.constexpr, BP: tl.constexpr,
+    x, weight, bias, cond, extra, filled, g, stats, dx, d_extra, sums, batch, area, channels, w_c, b_c,
+    CH: tl.constexpr, PER: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr, COND: tl.constexpr,
+    EXTRA: tl.constexpr, FILLED: tl.constexpr, ACT: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """dx, and over the pixels of each channel the sums of d and d x^, d being the gradient before the activation."""
+    """dx, the gradient d before the activation, and over the pixels of each channel the sums of d and d x^."""
     sample = tl.program_id(0)
     c, real = _lanes(tl.program_id(1) * GROUPS, PER, WIDE, GROUPS)
     seen = _seen(filled, sample, tl.program_id(1) * GROUPS, area, CH, PER, FILLED)
@@ -134,9 +147,7 @@ def _norm_back(
         p = start + tl.arange(0, BP)
         inside = (p < area)[:, None] & real[None, :]
         place = far + p[:, None] * channels + c[None, :]
-        hat = (tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
-        d = tl.load(g + place, mask=inside, other=0.0).to(tl.float32)
-        d = _through_act(hat * scale[None, :] + shift[None, :], d, ACT)
+        hat, d = _before_act(x, extra, g, place, inside, mean, rstd, scale, shift, EXTRA, ACT)
         sum_d += tl.sum(d, 0)
         sum_dx += tl.sum(d * hat, 0)
     tl.store(sums + 2 * at, sum_dx, mask=real)
@@ -148,9 +159,9 @@ def _norm_back(
         inside = (p < area)[:, None] & real[None, :]
         there = (p < seen)[:, None] & real[None, :]
         place = far + p[:, None] * channels + c[None, :]
-        hat = (tl.load(x + place, mask=there, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
-        d = tl.load(g + place, mask=there, other=0.0).to(tl.float32)
-        d = _through_act(hat * scale[None, :] + shift[None, :], d, ACT)
+        hat, d = _before_act(x, extra, g, place, there, mean, rstd, scale, shift, EXTRA, ACT)
+        if EXTRA:
+            tl.store(d_extra + place, d.to(d_extra.dtype.element_ty), mask=inside)
         v = (d * scale[None, :] - mean_d[None, :] - hat * mean_dx[None, :]) * rstd[None, :]
         tl.store(dx + place, v.to(dx.dtype.element_ty), mask=inside)
 
@@ -201,42 +212,43 @@ def _tiles(channels: int, per: int, area: int, alike: int) -> tuple[int, int, in
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, cond: Tensor | None, filled: Tensor | None, per: int,
-        act: int, eps: float,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, cond: Tensor | None, extra: Tensor | None,
+        filled: Tensor | None, per: int, act: int, eps: float,
     ) -> Tensor:  # fmt: skip
         samples, height, width, channels = x.shape
         y, stats = torch.empty_like(x), x.new_empty(samples, channels, 2, dtype=torch.float32)
         alike = channels if filled is None else weight.shape[1]
         blocks, wide, groups, pixels = _tiles(channels, per, height * width, alike)
+        some = (cond, extra, filled)
         _norm[(samples, blocks)](
-            x, weight, bias, *(x if v is None else v for v in (cond, filled)), y, stats, samples, height * width,
-            channels, weight.stride(0), bias.stride(0), eps, weight.shape[1], per, wide, groups,
-            *(v is not None for v in (cond, filled)), act, pixels,
+            x, weight, bias, *(x if v is None else v for v in some), y, stats, samples, height * width, channels,
+            weight.stride(0), bias.stride(0), eps, weight.shape[1], per, wide, groups,
+            *(v is not None for v in some), act, pixels,
         )  # fmt: skip
-        ctx.save_for_backward(x, weight, bias, stats, cond, filled)
+        ctx.save_for_backward(x, weight, bias, stats, *some)
         ctx.per, ctx.act = per, act
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, stats, cond, filled = ctx.saved_tensors
+        x, weight, bias, stats, cond, extra, filled = ctx.saved_tensors
         samples, height, width, channels = x.shape
-        dx, sums = torch.empty_like(x), torch.empty_like(stats)
-        strides, ch = (weight.stride(0), bias.stride(0)), weight.shape[1]
+        some = (cond, extra, filled)
+        dx, d_cond, d_extra = (None if v is None else torch.empty_like(v) for v in (x, cond, extra))
+        sums, strides, ch = torch.empty_like(stats), (weight.stride(0), bias.stride(0)), weight.shape[1]
         alike = channels if filled is None else ch
         blocks, wide, groups, pixels = _tiles(channels, ctx.per, height * width, alike)
         _norm_back[(samples, blocks)](
-            x, weight, bias, *(x if v is None else v for v in (cond, filled)), grads[0].contiguous(), stats, dx,
-            sums, samples, height * width, channels, *strides, ch, ctx.per, wide, groups,
-            *(v is not None for v in (cond, filled)), ctx.act, pixels,
+            x, weight, bias, *(x if v is None else v for v in some), grads[0].contiguous(), stats, dx,
+            x if d_extra is None else d_extra, sums, samples, height * width, channels, *strides, ch, ctx.per, wide,
+            groups, *(v is not None for v in some), ctx.act, pixels,
         )  # fmt: skip
         d_weight, d_bias = (torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in (weight, bias))
-        d_cond = None if cond is None else torch.empty_like(cond)
         _norm_sums[(triton.cdiv(channels, 32),)](
-            sums, weight, bias, x if cond is None else cond, d_weight, d_bias, x if d_cond is None else d_cond,
-            samples, channels, *strides, ch, cond is not None, 32, 32,
+            sums, weight, bias, x if cond is None else cond, d_weight, d_bias,
+            x if d_cond is None else d_cond, samples, channels, *strides, ch, cond is not None, 32, 32,
         )  # fmt: skip
-        return dx, d_weight, d_bias, d_cond, None, None, None, None
+        return dx, d_weight, d_bias, d_cond, d_extra, None, None, None, None
 
 
 def normalise(
@@ -247,13 +259,14 @@ def normalise(
     per: int,
     act: str,
     eps: float,
+    extra: Tensor | None = None,
     filled: Tensor | None = None,
 ) -> Tensor:
-    """act(norm(x) (1 + scale) + shift): x (B, H, W, C*ch) normalised in groups of `per` channels.
+    """act(norm(x) (1 + scale) + shift + extra): x (B, H, W, C*ch) normalised in groups of `per` channels.
 
-    weight and bias (C, ch); condition (C, B, 2 ch), scale before shift, or None; filled (C,): how many of a client's
-    samples are real, or None.
+    weight and bias (C, ch); condition (C, B, 2 ch), scale before shift, or None; extra as x, or None; filled (C,): how
+    many of a client's samples are real, or None.
     """
     cond = None if condition is None else condition.contiguous()
-    out: Tensor = _Normalise.apply(x, weight, bias, cond, filled, per, ACTIVATIONS[act], eps)
+    out: Tensor = _Normalise.apply(x, weight, bias, cond, extra, filled, per, ACTIVATIONS[act], eps)
     return out

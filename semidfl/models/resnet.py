@@ -1,7 +1,6 @@
 """ResNet-18 for small colour images: 3x3 stem, no max-pool, GroupNorm(32) in place of every BatchNorm."""
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from semidfl.models.stacked import Conv2d, GroupNorm, Linear, fold, unfold
 
@@ -19,8 +18,8 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm1(self.conv1(x), act="relu")
-        h = self.norm2(self.conv2(h))
-        return F.relu(h + (x if self.shortcut is None else self.shortcut(x)))
+        y: Tensor = self.norm2(self.conv2(h), act="relu", extra=x if self.shortcut is None else self.shortcut(x))
+        return y
 
 
 class ResNet18(nn.Module):

@@ -53,20 +53,23 @@ class Conv2d(nn.Conv2d):
 class GroupNorm(nn.GroupNorm):
     """Normalises each client's groups of channels by themselves; what mostly follows is done with it on a GPU."""
 
-    def forward(self, x: Tensor, condition: Tensor | None = None, act: str = "none") -> Tensor:
-        """act(norm(x) (1 + scale) + shift), with `condition` (C, B, 2 ch): scale before shift."""
+    def forward(
+        self, x: Tensor, condition: Tensor | None = None, act: str = "none", extra: Tensor | None = None
+    ) -> Tensor:
+        """act(norm(x) (1 + scale) + shift + extra), with `condition` (C, B, 2 ch): scale before shift."""
         if fused(x):
             from semidfl.models.normalisation import normalise
 
-            last, per = x.permute(0, 2, 3, 1).contiguous(), self.num_channels // self.num_groups
-            y = normalise(last, self.weight, self.bias, condition, per, act, self.eps, _filled.get())
+            last = [None if v is None else v.permute(0, 2, 3, 1).contiguous() for v in (x, extra)]
+            own, per = (self.weight, self.bias), self.num_channels // self.num_groups
+            y = normalise(cast(Tensor, last[0]), *own, condition, per, act, self.eps, last[1], _filled.get())
             return y.permute(0, 3, 1, 2)
         groups = self.weight.shape[0] * self.num_groups
         h = F.group_norm(x, groups, self.weight.flatten(), self.bias.flatten(), self.eps)
         if condition is not None:
             scale, shift = (_per_channel(v) for v in condition.chunk(2, dim=2))
             h = h * (1 + scale) + shift
-        return ACTIVATIONS[act](h)
+        return ACTIVATIONS[act](h if extra is None else h + extra)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda x: x, "silu": F.silu, "relu": F.relu}
