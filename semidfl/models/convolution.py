@@ -102,7 +102,7 @@ def _to_weights(
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     client, split = tl.program_id(2) % clients, tl.program_id(2) // clients
     if FILLED:
-        pixels = tl.load(filled + client) * (OUT_H * OUT_W)
+        pixels = tl.load(filled + client).to(tl.int32) * (OUT_H * OUT_W)  # places are divided faster in 32 bits
     per_split = tl.cdiv(tl.cdiv(pixels, tl.num_programs(2) // clients), BK) * BK
     total = tl.zeros((BM, BN), tl.float32)
     bias = tl.zeros((BN,), tl.float32)
