@@ -81,7 +81,7 @@ def test_normalisation(channels: int, per: int, side: int, conditioned: bool) ->
 def test_a_heavy_network(build, inputs: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clients with a sample of two sources each; the first lacks the first source."""
     monkeypatch.setattr(stacked, "fused", lambda x: True)
-    monkeypatch.setattr(packing, "_LIGHT", 0)
+    monkeypatch.setattr(Network, "heavy", True)
     network, held = Network(build, torch.float32), ((False, True), (True, True))
     start = network.initial(0).expand(2, -1) + 0.03 * random(7, 2, network.size)
     there = torch.tensor(held, device=DEVICE).T

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from semidfl import draws
-from semidfl.data import augment
+from semidfl.data import augment, shards
 from semidfl.draws import Draws
 from semidfl.learn.optimise import Optimiser
 from semidfl.models import cnn, stacked
@@ -307,6 +307,17 @@ def test_shifted_images_are_the_same_to_the_bit(channels: int, monkeypatch: pyte
         monkeypatch.setattr(augment, "fused", lambda x, own=own: own)
         found.append(augment.Augment(2, True)(pool, index, drawn, 3, "test"))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_scaled_images(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = shards.Space(channels, 5, 8, 10, (0.1, 0.5, 0.9)[:channels], (0.2, 1.0, 3.0)[:channels])
+    images = pixels(1, 9, 2, channels, 5, 8).to(DEVICE).transpose(0, 1)  # as they may lie
+    found = []
+    for own in (True, False):
+        monkeypatch.setattr(shards, "fused", lambda x, own=own: own)
+        found.append(space.normalise(images))
+    assert_near(*found)
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 5), (2, 700)])

@@ -15,6 +15,7 @@ from torch import Tensor
 from semidfl.data.dataset import Dataset
 from semidfl.data.partition import Split
 from semidfl.draws import Draws
+from semidfl.models.stacked import fused
 
 __all__ = ["Index", "Rows", "Shards", "Space", "by_length"]
 
@@ -45,8 +46,10 @@ class Space:
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 (…, ch, H, W) -> float, as the classifier wants it."""
         scale, shift = _affine(self.mean, self.std, images.device)
-        if images.is_cuda:
-            return torch.addcmul(shift, images, scale)  # in one pass
+        if fused(images):
+            from semidfl.models import kernels
+
+            return kernels.scaled(images, scale, shift)
         return images.float() * scale + shift
 
 

@@ -43,16 +43,30 @@ def descend(
             losses += loss.detach()
 
     steps, rate = stepped[0].shape[1], optimiser.lr * scale
-    if learner.params.is_cuda:
-        make = recorded(network, (kind, optimiser), step, learner, stepped, fixed)
-        params, state, losses = make.run(learner, stepped, fixed, rate)
+    layered = _layered(network, optimiser, learner.params)
+    mine = _each(network.by_layer, learner.params, learner.optimiser) if layered else learner
+    if mine.params.is_cuda:
+        make = recorded(network, (kind, optimiser), step, mine, stepped, fixed)
+        params, state, losses = make.run(mine, stepped, fixed, rate)
     else:
-        params, state = learner.params.clone(), {name: x.clone() for name, x in learner.optimiser.items()}
-        losses = torch.zeros(len(params))
+        params, state = mine.params.clone(), {name: x.clone() for name, x in mine.optimiser.items()}
+        losses = torch.zeros(len(learner.params))
         for k in range(steps):
             step(params, state, losses, rate, *(x[:, k] for x in stepped), *fixed)
+    if layered:
+        mine = _each(network.by_client, params, state)
+        params, state = mine.params, mine.optimiser
     # Without data the gradient is zero, but momentum would carry the weights on.
     idle = ~trains[:, None]
     params = torch.where(idle, learner.params, params)
     state = {name: torch.where(idle, learner.optimiser[name], x) for name, x in state.items()}
     return params, state, losses / steps
+
+
+def _layered(network: Network, optimiser: Optimiser, params: Tensor) -> bool:
+    """Whether to work layer by layer: then no step needs to gather a layer's weights or to spread its gradients."""
+    return params.is_cuda and network.heavy and optimiser.elementwise
+
+
+def _each(change: Callable[[Tensor], Tensor], params: Tensor, state: dict[str, Tensor]) -> Learner:
+    return Learner(change(params), {name: change(x) for name, x in state.items()})

@@ -26,6 +26,11 @@ class Optimiser:
     weight_decay: float = 0.0
     beta1: float = 0.9  # of Adam
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether weights and state may lie in any order, as long as it is the same."""
+        return self.kind == "sgd"
+
     def start(self, params: Tensor) -> dict[str, Tensor]:
         """Fresh state for parameters (C, D)."""
         if self.kind == "sgd":

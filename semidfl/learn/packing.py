@@ -18,9 +18,6 @@ from semidfl.models.stacked import Network
 
 __all__ = ["Held", "pack", "run_packed"]
 
-_LIGHT = 5_000_000
-"""weights of a network that are copied sooner than told what to leave out: a UNet's or CNN's, not a ResNet's"""
-
 Held = tuple[tuple[bool, ...], ...]
 """for every block of slots, which clients have its source"""
 
@@ -29,7 +26,7 @@ def pack(network: Network, held: Held, device: torch.device) -> tuple[Tensor, ..
     """How to run the network without empty slots; nothing if all are full."""
     if all(map(all, held)):
         return ()
-    return _copies(held, device) if network.size < _LIGHT else _order(held, device)
+    return _order(held, device) if network.heavy else _copies(held, device)
 
 
 @cache
@@ -56,16 +53,16 @@ def run_packed(network: Network, packing: tuple[Tensor, ...], blocks: int, param
     """network(params, *inputs); in the slots of blocks that `packing` leaves out may be any number."""
     if not packing:
         return network(params, *inputs)
-    place, who = packing
+    (place, who), clients = packing, len(inputs[0])
     rows = [x.unflatten(1, (blocks, -1)).flatten(0, 1).index_select(0, place) for x in inputs]
-    if network.size < _LIGHT:
-        y = network(cast(Tensor, _Copied.apply(params, who)), *rows)  # type: ignore[no-untyped-call]
-    else:
+    if network.heavy:
         size = rows[0].shape[1]
         whole = [x.unflatten(0, (-1, blocks)).flatten(1, 2) for x in rows]
         y = network(params, *whole, filled=who * size).unflatten(1, (blocks, size)).flatten(0, 1)
-    full = y.new_zeros(len(params) * blocks, *y.shape[1:]).index_copy(0, place, y)
-    return cast(Tensor, full.unflatten(0, (len(params), blocks))).flatten(1, 2)
+    else:
+        y = network(cast(Tensor, _Copied.apply(params, who)), *rows)  # type: ignore[no-untyped-call]
+    full = y.new_zeros(clients * blocks, *y.shape[1:]).index_copy(0, place, y)
+    return cast(Tensor, full.unflatten(0, (clients, blocks))).flatten(1, 2)
 
 
 class _Copied(Function):

@@ -59,7 +59,7 @@ class Recording:
         device = learner.params.device
         self._params = torch.empty_like(learner.params)
         self._state = {name: torch.empty_like(x) for name, x in learner.optimiser.items()}
-        self._losses = torch.zeros(len(learner.params), device=device)
+        self._losses = torch.zeros(len(stepped[0]), device=device)
         self._rate = torch.zeros(1, device=device)
         self._stepped = [torch.empty(x.shape, dtype=x.dtype, device=device) for x in stepped]
         self._fixed = [torch.empty(x.shape, dtype=x.dtype, device=device) for x in fixed]

@@ -17,6 +17,8 @@ __all__ = ["convolve"]
 
 _FEW = 32
 """channels below which the taps of a kernel share a tile"""
+_PROGRAMS = 264
+"""two a processor: fewer of them, and smaller ones are faster"""
 
 
 @triton.jit
@@ -156,9 +158,9 @@ def _product(
         inp, out, w_k, w_n = out, inp, 1, out
     y = x.new_empty(*shape, clients * out)
     pixels = y.numel() // (clients * out)
-    bm, bn, warps = 128, 128, 8
-    if out <= 64 or triton.cdiv(pixels, bm) * triton.cdiv(out, bn) * clients < 264:  # two programs a processor
-        bm, bn, warps = 64, _block(out, 64), 4
+    bm, bn, warps = 128, _block(out, 128), 8
+    if triton.cdiv(pixels, bm) * triton.cdiv(out, bn) * clients < _PROGRAMS:
+        bm, warps = 64, 4
     deep = 64 if x.dtype != torch.float32 else 32  # float32 must fit into the shared memory of smaller GPUs, too
     packed, bk = inp < _FEW, deep if inp >= _FEW else _block(kernel * kernel * inp, 64)
     grid = (triton.cdiv(pixels, bm), triton.cdiv(out, bn), clients)
@@ -177,11 +179,12 @@ def _weights(
     """x (B, H, W, C*in), g (B, H', W', C*out) -> the gradients of the weights, as w, and of the bias (C, out)."""
     clients, _, inp, out = w.shape
     pixels = g.numel() // (clients * out)
-    packed, bn, bk = inp < _FEW, _block(out, 64), 64
-    bm = _block(kernel * kernel * inp, 64) if packed else 64
+    packed, bn, bk = inp < _FEW, _block(out, 128), 64 if x.dtype != torch.float32 else 32
+    bm = _block(kernel * kernel * inp, 64) if packed else _block(inp, bn)
     rows = triton.cdiv(kernel * kernel * inp, bm) if packed else kernel * kernel * triton.cdiv(inp, bm)
     tiles = rows * triton.cdiv(out, bn) * clients
-    splits = max(1, min(triton.cdiv(pixels, 4 * bk), triton.cdiv(792, tiles)))  # six programs a processor
+    programs = _PROGRAMS if bm * bn > 64 * 64 else 2 * _PROGRAMS
+    splits = max(1, min(triton.cdiv(pixels, 4 * bk), triton.cdiv(programs, tiles)))
     dw, db = (w.new_empty(splits * n, dtype=torch.float32) for n in (w.numel(), clients * out))
     grid = (rows, triton.cdiv(out, bn), clients * splits)
     _to_weights[grid](

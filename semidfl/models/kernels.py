@@ -1,4 +1,4 @@
-"""GPU kernels in Triton: an optimiser's step, random numbers, shifts, and joining what a UNet kept on its way down.
+"""GPU kernels in Triton: optimisers' steps, random numbers, images moved and scaled, the joints of a UNet.
 
 Each is one pass over memory where PyTorch would make several.
 """
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["adam", "join", "momentum", "shift", "splitmix"]
+__all__ = ["adam", "join", "momentum", "scaled", "shift", "splitmix"]
 
 
 @triton.jit
@@ -120,6 +120,23 @@ def shift(pool: Tensor, index: Tensor, down: Tensor, right: Tensor, mirror: Tens
     tensors = (x.contiguous() for x in (index, down, right, mirror))
     _shift[(triton.cdiv(out.numel(), 1024),)](pool, *tensors, out, out.numel(), *pool.shape[1:], 1024)
     return out
+
+
+@triton.jit
+def _scaled(x, scale, shift, y, size, CH: tl.constexpr, AREA: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside, channel = i < size, i // AREA % CH
+    value = tl.load(x + i, mask=inside, other=0).to(tl.float32) * tl.load(scale + channel) + tl.load(shift + channel)
+    tl.store(y + i, value, mask=inside)
+
+
+def scaled(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """uint8 (…, ch, H, W), each channel times its scale plus its shift, in float32."""
+    x = x.contiguous()
+    y = torch.empty_like(x, dtype=torch.float32)
+    channels, area = x.shape[-3], x.shape[-2] * x.shape[-1]
+    _scaled[(triton.cdiv(x.numel(), 1024),)](x, scale, shift, y, x.numel(), channels, area, 1024)
+    return y
 
 
 @triton.jit

@@ -78,13 +78,12 @@ def _pooled(
         best = tl.max(four, 1)
         value = tl.clamp(best + shift[None, :], 0.0, MOST, tl.PropagateNan.ALL)
         b, py, px = place(p, HEIGHT // 2, WIDTH // 2)
-        # Channels by cells: the cells of a channel lie side by side in the features, and are written so.
-        to = client * y_c + out[:, None] * Y_N + (b * y_b + py * Y_Y + px * Y_X)[None, :]
-        kept = (out < KEPT)[:, None] & (p < cells)[None, :]
-        tl.store(y + to, tl.trans(value).to(y.dtype.element_ty), mask=kept)
+        to = client * y_c + out[None, :] * Y_N + (b * y_b + py * Y_Y + px * Y_X)[:, None]
+        kept = (out < KEPT)[None, :] & (p < cells)[:, None]
+        tl.store(y + to, value.to(y.dtype.element_ty), mask=kept)
         if CODED:
             first = tl.min(tl.where(four == best[:, None, :], tl.arange(0, 4)[None, :, None], SHUT), 1)
-            tl.store(code + to, tl.trans(tl.where(value > 0, first, SHUT)).to(tl.uint8), mask=kept)
+            tl.store(code + to, tl.where(value > 0, first, SHUT).to(tl.uint8), mask=kept)
 
 
 def _layer(x: Tensor, w: Tensor, bias: Tensor, y: Tensor, code: Tensor | None, border: bool) -> None:

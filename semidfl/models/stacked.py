@@ -22,6 +22,9 @@ from semidfl.draws import Draws
 
 __all__ = ["Conv2d", "GroupNorm", "Linear", "Network", "concat", "fold", "fused", "join", "unfold"]
 
+_HEAVY = 5_000_000
+"""weights of a network from which on it takes long to copy them: a ResNet's, not a UNet's or CNN's"""
+
 _filled: ContextVar[Tensor | None] = ContextVar("filled", default=None)
 """(C,) how many of a client's samples are real, for layers that can leave out the others"""
 
@@ -150,8 +153,12 @@ class Network:
         """D, parameters of one client."""
         return sum(self.sizes)
 
+    @property
+    def heavy(self) -> bool:
+        return self.size >= _HEAVY
+
     def __call__(self, params: Tensor, *inputs: Tensor, filled: Tensor | None = None) -> Tensor:
-        """params (C, D), inputs (C, B, …) -> (C, B, …) in float32.
+        """params (C, D) or `by_layer`, inputs (C, B, …) -> (C, B, …) in float32.
 
         filled (C,): only so many of a client's samples count. The others may become any number.
         """
@@ -197,10 +204,24 @@ class Network:
 
     def _stored(self, params: Tensor) -> dict[str, Tensor]:
         """As they lie in a row; convolutions (C, k, k, in, out). `split`, since its gradient is one concatenation."""
-        parts = params.split(self.sizes, dim=1)
-        clients = params.shape[0]
+        clients = params.numel() // self.size
+        parts = self._layers(params) if params.dim() == 1 else params.split(self.sizes, dim=1)
         shapes = ((s[2], s[3], s[1], s[0]) if len(s) == 4 else s for s in self.shapes.values())
         return {name: x.view(clients, *shape) for name, x, shape in zip(self.shapes, parts, shapes, strict=True)}
+
+    def by_layer(self, params: Tensor) -> Tensor:
+        """(C, D) -> (C x D,): all clients' first layer, then all clients' second: each is one piece of memory."""
+        return torch.cat([x.flatten() for x in params.split(self.sizes, dim=1)])
+
+    def by_client(self, params: Tensor) -> Tensor:
+        """What `by_layer` did, undone."""
+        clients = params.numel() // self.size
+        return torch.cat([x.view(clients, -1) for x in self._layers(params)], dim=1)
+
+    def _layers(self, params: Tensor) -> tuple[Tensor, ...]:
+        clients = params.numel() // self.size
+        parts: tuple[Tensor, ...] = params.split([clients * size for size in self.sizes])
+        return parts
 
     def initial(self, seed: int) -> Tensor:
         """(D,) weights drawn from the seed, the same on every machine: PyTorch's default ranges."""
