@@ -283,16 +283,26 @@ def test_joining(size: tuple[int, int]) -> None:
     ],
     ids=["sgd", "nesterov", "adam", "adam with decay"],
 )
-def test_optimisers(optimiser: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("owned", [False, True])
+def test_optimisers(optimiser: Optimiser, owned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five steps, against the plain form, which other tests hold against torch.optim."""
+    owners = {"owner": torch.randint(3, (4500,), device=DEVICE).to(torch.int16)} if owned else {}
     rate = torch.tensor([optimiser.lr], device=DEVICE)
     ends = []
     for own in (True, False):
         monkeypatch.setattr("semidfl.learn.optimise.fused", lambda x, own=own: own)
         params = random(1, 3, 1500).to(DEVICE)
-        state = optimiser.start(params)
+        state = optimiser.start(params) | owners
+        if "steps" in state:
+            state["steps"] += torch.tensor([[0.0], [7.0], [2.0]], device=DEVICE)
+        if owners:
+            params, state = (
+                params.flatten(),
+                {n: x.flatten() if x.shape == params.shape else x for n, x in state.items()},
+            )
         for step in range(5):
-            optimiser.step(params, random(step + 2, 3, 1500).to(DEVICE), state, rate if own else optimiser.lr)
+            grad = random(step + 2, 3, 1500).to(DEVICE).reshape(params.shape)
+            optimiser.step(params, grad, state, rate if own else optimiser.lr)
         ends.append([params, *state.values()])
     for ours, theirs in zip(*ends, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-4)

@@ -99,10 +99,12 @@ def test_training_a_stack_is_training_each_with_torch(case, monkeypatch: pytest.
         assert losses[i].item() == pytest.approx(sum(seen) / 3, rel=1e-5)
 
 
-def test_layer_by_layer_it_is_the_same_training(case, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "optimiser", [Optimiser("sgd", 0.01, nesterov=True, weight_decay=0.01), Optimiser("adam", 0.01)]
+)
+def test_layer_by_layer_it_is_the_same_training(case, optimiser: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and state in the order that a GPU works in, against a row a client; one client has nothing to learn."""
     network, params, inputs = case
-    optimiser = Optimiser("sgd", lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.01)
     assert torch.equal(network.by_client(network.by_layer(params)), params)
     target = random(5, *network(params, *inputs).shape)[:, None].expand(-1, 2, *network(params, *inputs).shape[1:])
     trains = torch.tensor([True, False, True])[: len(params)]
@@ -113,11 +115,12 @@ def test_layer_by_layer_it_is_the_same_training(case, monkeypatch: pytest.Monkey
     ends = []
     for layered in (False, True):
         monkeypatch.setattr(steps, "_layered", lambda *_, layered=layered: layered)
-        learner = Learner(params, {"velocity": random(6, *params.shape)})
-        trained, state, losses = descend(loss_of, "test", network, optimiser, learner, trains, [target])
-        ends.append((trained, state["velocity"], losses))
+        start = {name: random(6, *x.shape).abs() for name, x in optimiser.start(params).items()}
+        trained, state, losses = descend(loss_of, "test", network, optimiser, Learner(params, start), trains, [target])
+        ends.append((trained, *state.values(), losses))
+        assert list(state) == list(start)
     for rows, layers in zip(*ends, strict=True):
-        assert torch.equal(rows, layers)
+        torch.testing.assert_close(layers, rows, rtol=1e-5, atol=1e-7)
     assert not torch.equal(ends[0][0][0], params[0])
     assert torch.equal(ends[0][0][1], params[1])
 

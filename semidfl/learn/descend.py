@@ -43,8 +43,8 @@ def descend(
             losses += loss.detach()
 
     steps, rate = stepped[0].shape[1], optimiser.lr * scale
-    layered = _layered(network, optimiser, learner.params)
-    mine = _each(network.by_layer, learner.params, learner.optimiser) if layered else learner
+    layered = _layered(network, learner.params)
+    mine = _by_layer(network, learner) if layered else learner
     if mine.params.is_cuda:
         make = recorded(network, (kind, optimiser), step, mine, stepped, fixed)
         params, state, losses = make.run(mine, stepped, fixed, rate)
@@ -54,8 +54,8 @@ def descend(
         for k in range(steps):
             step(params, state, losses, rate, *(x[:, k] for x in stepped), *fixed)
     if layered:
-        mine = _each(network.by_client, params, state)
-        params, state = mine.params, mine.optimiser
+        owned = {name: network.by_client(x) if x.shape == params.shape else x for name, x in state.items()}
+        params, state = network.by_client(params), {name: owned[name] for name in learner.optimiser}
     # Without data the gradient is zero, but momentum would carry the weights on.
     idle = ~trains[:, None]
     params = torch.where(idle, learner.params, params)
@@ -63,10 +63,13 @@ def descend(
     return params, state, losses / steps
 
 
-def _layered(network: Network, optimiser: Optimiser, params: Tensor) -> bool:
+def _layered(network: Network, params: Tensor) -> bool:
     """Whether to work layer by layer: then no step needs to gather a layer's weights or to spread its gradients."""
-    return params.is_cuda and network.heavy and optimiser.elementwise
+    return params.is_cuda and network.heavy and params.shape[1] == network.size
 
 
-def _each(change: Callable[[Tensor], Tensor], params: Tensor, state: dict[str, Tensor]) -> Learner:
-    return Learner(change(params), {name: change(x) for name, x in state.items()})
+def _by_layer(network: Network, learner: Learner) -> Learner:
+    shape, state = learner.params.shape, learner.optimiser
+    moved = {name: network.by_layer(x) if x.shape == shape else x for name, x in state.items()}
+    owner = network.owners(len(learner.params), learner.params.device)
+    return Learner(network.by_layer(learner.params), moved | {"owner": owner})

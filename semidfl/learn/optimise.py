@@ -1,6 +1,7 @@
 """Optimisers on stacked parameters: SGD with momentum and Adam, as in torch.optim, on one matrix (C, D).
 
-State is a dict of tensors that belongs to the client: it is saved with it and never mixed.
+State is a dict of tensors that belongs to the client: it is saved with it and never mixed. Parameters may lie in any
+other order, all in one row, if the state tells the owner of each.
 """
 
 import math
@@ -25,11 +26,6 @@ class Optimiser:
     nesterov: bool = False
     weight_decay: float = 0.0
     beta1: float = 0.9  # of Adam
-
-    @property
-    def elementwise(self) -> bool:
-        """Whether weights and state may lie in any order, as long as it is the same."""
-        return self.kind == "sgd"
 
     def start(self, params: Tensor) -> dict[str, Tensor]:
         """Fresh state for parameters (C, D)."""
@@ -56,6 +52,8 @@ class Optimiser:
 
     def _adam(self, params: Tensor, grad: Tensor, state: dict[str, Tensor], rate: float | Tensor) -> None:
         steps = state["steps"].add_(1)
+        if "owner" in state:
+            steps = steps[state["owner"].long(), 0]
         mean = state["mean"].lerp_(grad, 1 - self.beta1)
         square = state["square"].mul_(_BETA2).addcmul_(grad, grad, value=1 - _BETA2)
         root = (square / (1 - _BETA2**steps)).sqrt_().add_(_EPS)
@@ -71,7 +69,8 @@ class Optimiser:
             if self.weight_decay:
                 grad = grad.to(params.dtype).add(params, alpha=self.weight_decay)
             steps = state["steps"].add_(1)
-            kernels.adam(params, grad, state["mean"], state["square"], steps, rate, self.beta1, _BETA2, _EPS)
+            moments, owner = (state["mean"], state["square"]), state.get("owner")
+            kernels.adam(params, grad, *moments, steps, owner, rate, self.beta1, _BETA2, _EPS)
 
 
 def cosine(t: int, rounds: int) -> float:

@@ -14,12 +14,12 @@ __all__ = ["adam", "join", "momentum", "scaled", "shift", "splitmix"]
 
 
 @triton.jit
-def _adam(p, g, m, v, steps, rate, size, beta1, beta2, eps, BLOCK: tl.constexpr):
+def _adam(p, g, m, v, steps, owner, rate, size, beta1, beta2, eps, OWNED: tl.constexpr, BLOCK: tl.constexpr):
     client = tl.program_id(1)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
     at = client.to(tl.int64) * size + i
-    step = tl.load(steps + client)
+    step = tl.load(steps + (tl.load(owner + i, mask=inside, other=0) if OWNED else client))
     grad = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
     mean = tl.load(m + at, mask=inside, other=0.0)
     mean += (grad - mean) * (1 - beta1)
@@ -32,12 +32,13 @@ def _adam(p, g, m, v, steps, rate, size, beta1, beta2, eps, BLOCK: tl.constexpr)
 
 
 def adam(
-    p: Tensor, g: Tensor, m: Tensor, v: Tensor, steps: Tensor, rate: Tensor, beta1: float, beta2: float,
-    eps: float,
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, steps: Tensor, owner: Tensor | None, rate: Tensor, beta1: float,
+    beta2: float, eps: float,
 ) -> None:  # fmt: skip
-    """One step of Adam in place; p, g, m, v (C, D), steps (C, 1) already counted up."""
-    grid = (triton.cdiv(p.shape[1], 1024), p.shape[0])
-    _adam[grid](p, g, m, v, steps, rate, p.shape[1], beta1, beta2, eps, 1024)
+    """One step of Adam in place; p, g, m, v (C, D), or in any order with their owners; steps (C, 1) counted up."""
+    rows, size = p.shape if owner is None else (1, p.numel())
+    tensors = (p, g, m, v, steps, steps if owner is None else owner)
+    _adam[triton.cdiv(size, 1024), rows](*tensors, rate, size, beta1, beta2, eps, owner is not None, 1024)
 
 
 @triton.jit

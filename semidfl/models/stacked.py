@@ -22,8 +22,8 @@ from semidfl.draws import Draws
 
 __all__ = ["Conv2d", "GroupNorm", "Linear", "Network", "concat", "fold", "fused", "join", "unfold"]
 
-_HEAVY = 5_000_000
-"""weights of a network from which on it takes long to copy them: a ResNet's, not a UNet's or CNN's"""
+_HEAVY = 500_000
+"""weights of a network from which on it takes long to copy them: a ResNet's or UNet's, not a CNN's"""
 
 _filled: ContextVar[Tensor | None] = ContextVar("filled", default=None)
 """(C,) how many of a client's samples are real, for layers that can leave out the others"""
@@ -212,6 +212,11 @@ class Network:
     def by_layer(self, params: Tensor) -> Tensor:
         """(C, D) -> (C x D,): all clients' first layer, then all clients' second: each is one piece of memory."""
         return torch.cat([x.flatten() for x in params.split(self.sizes, dim=1)])
+
+    def owners(self, clients: int, device: torch.device) -> Tensor:
+        """Whose each weight is in what `by_layer` gives."""
+        rows = torch.arange(clients, dtype=torch.int16, device=device)[:, None]
+        return self.by_layer(rows.expand(-1, self.size))
 
     def by_client(self, params: Tensor) -> Tensor:
         """What `by_layer` did, undone."""
