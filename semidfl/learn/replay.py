@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from semidfl.cohort import Learner
+from semidfl.models.stacked import fused
 
 __all__ = ["recorded"]
 
@@ -71,6 +72,11 @@ class Recording:
             self._at.add_(1)
 
         self._fill(learner, stepped, fixed, 0.0)
+        if fused(self._params):
+            from semidfl.models.launch import rehearse
+
+            rehearse(one)
+            self._fill(learner, stepped, fixed, 0.0)
         self._graph, self.pool = _record(one, device, pool), pool
 
     def run(

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from semidfl.models.launch import launched
+
 __all__ = ["convolve"]
 
 _FEW = 32
@@ -37,6 +39,7 @@ def _moved(
     return iy, ix, there & (iy < HEIGHT) & (ix < WIDTH)
 
 
+@launched
 @triton.jit
 def _conv(
     x, w, bias, extra, filled, y, pixels, clients, w_c, w_k, w_n, b_c, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
@@ -84,6 +87,7 @@ def _conv(
     tl.store(y + out, total.to(y.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def _to_weights(
     x, g, filled, dw, db, pixels, clients, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_H: tl.constexpr,
@@ -133,6 +137,7 @@ def _to_weights(
         tl.store(db + row * CO + n, bias, mask=n < CO)
 
 
+@launched
 @triton.jit
 def _summed(parts, total, splits, size, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

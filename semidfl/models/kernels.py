@@ -10,9 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from semidfl.models.launch import launched
+
 __all__ = ["adam", "join", "momentum", "scaled", "shift", "splitmix"]
 
 
+@launched
 @triton.jit
 def _adam(p, g, m, v, steps, owner, rate, size, beta1, beta2, eps, OWNED: tl.constexpr, BLOCK: tl.constexpr):
     client = tl.program_id(1)
@@ -41,6 +44,7 @@ def adam(
     _adam[triton.cdiv(size, 1024), rows](*tensors, rate, size, beta1, beta2, eps, owner is not None, 1024)
 
 
+@launched
 @triton.jit
 def _momentum(p, g, v, rate, size, mu, decay, NESTEROV: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -67,6 +71,7 @@ def _mix(z, MIX1, MIX2):
     return z ^ ((z >> 31) & 0x1FFFFFFFF)
 
 
+@launched
 @triton.jit
 def _splitmix(
     keys, bound, out, count, bounds, shift, word, gamma, mix1, mix2, HALVES: tl.constexpr, BOUND: tl.constexpr,
@@ -98,6 +103,7 @@ def splitmix(
     return out
 
 
+@launched
 @triton.jit
 def _shift(
     pool, index, down, right, mirror, out, size, CH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
@@ -123,6 +129,7 @@ def shift(pool: Tensor, index: Tensor, down: Tensor, right: Tensor, mirror: Tens
     return out
 
 
+@launched
 @triton.jit
 def _scaled(x, scale, shift, y, size, CH: tl.constexpr, AREA: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -140,6 +147,7 @@ def scaled(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return y
 
 
+@launched
 @triton.jit
 def _join(
     x, skip, y, pixels, height, width, low_h, low_w, clients, CX: tl.constexpr, CS: tl.constexpr,
@@ -159,6 +167,7 @@ def _join(
     tl.store(to + CX + j[None, :], kept, mask=inside)
 
 
+@launched
 @triton.jit
 def _part(
     g, dx, pixels, height, width, low_h, low_w, clients, first, CX: tl.constexpr, CY: tl.constexpr,

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from semidfl.models.launch import launched
+
 __all__ = ["normalise"]
 
 ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2}
@@ -75,6 +77,7 @@ def _seen(filled, sample, first, area, CH: tl.constexpr, PER: tl.constexpr, FILL
     return seen
 
 
+@launched
 @triton.jit
 def _norm(
     x, weight, bias, cond, extra, filled, y, stats, batch, area, channels, w_c, b_c, eps, CH: tl.constexpr,
@@ -126,6 +129,7 @@ def _before_act(
     return hat, _through_act(v, tl.load(g + place, mask=there, other=0.0).to(tl.float32), ACT)
 
 
+@launched
 @triton.jit
 def _norm_back(
     x, weight, bias, cond, extra, filled, g, stats, dx, d_extra, sums, batch, area, channels, w_c, b_c,
@@ -166,6 +170,7 @@ def _norm_back(
         tl.store(dx + place, v.to(dx.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def _norm_sums(
     sums, weight, bias, cond, d_weight, d_bias, d_cond, batch, channels, w_c, b_c, CH: tl.constexpr,

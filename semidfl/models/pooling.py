@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from semidfl.models.launch import launched
+
 __all__ = ["SHUT", "features", "from_border", "inner", "place", "pooled", "wide", "windows"]
 
 _CELLS, _WARPS, _STAGES = 64, 4, 1
@@ -53,6 +55,7 @@ def windows(
     return tl.load(first[:, None] + away[None, :], mask=there, other=0.0)
 
 
+@launched
 @triton.jit
 def _pooled(
     x, w, bias, y, code, cells, tiles, x_c, x_b, w_c, w_t, w_k, w_n, b_c, y_c, y_b, X_K: tl.constexpr,

@@ -6,7 +6,7 @@ it is the plain network. Modules only declare shapes; the weights of all layers 
 matrix (C, D), so that mixing, optimisers and messages never need to know the network.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -147,6 +147,7 @@ class Network:
         self.sizes = [p.numel() for p in named.values()]
         self.dtype = dtype
         self._idle = [self.module]
+        self._rehearsed: set[Hashable] = set()
 
     @property
     def size(self) -> int:
@@ -165,13 +166,25 @@ class Network:
         half = params.to(self.dtype)
         weights = self._by_taps(half) if fused(params) else self.named(half)
         moved = tuple(x.to(self.dtype) if x.is_floating_point() else x for x in inputs)
+
+        def run() -> Tensor:
+            with self._module() as module:
+                return cast(Tensor, functional_call(module, weights, moved))
+
         told = _filled.set(filled)
         try:
-            with self._module() as module:
-                out: Tensor = functional_call(module, weights, moved)
+            if fused(params) and not torch.is_grad_enabled():  # training is rehearsed as a whole
+                self._rehearse(run, (params.shape, *(x.shape for x in inputs)))
+            return run().float()
         finally:
             _filled.reset(told)
-        return out.float()
+
+    def _rehearse(self, run: Callable[[], Tensor], shapes: Hashable) -> None:
+        if shapes not in self._rehearsed:
+            from semidfl.models.launch import rehearse
+
+            rehearse(run)
+            self._rehearsed.add(shapes)
 
     @contextmanager
     def _module(self) -> Iterator[nn.Module]:

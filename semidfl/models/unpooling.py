@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from semidfl.models.launch import launched
 from semidfl.models.pooling import SHUT, from_border, inner, place, pooled, wide, windows
 
 __all__ = ["features"]
@@ -35,6 +36,7 @@ def _gradient(
     return tl.load(g + at, mask=known, other=0.0), tl.load(code + at, mask=known, other=SHUT)
 
 
+@launched
 @triton.jit
 def _to_weights(
     x, g, code, parts, cells, tiles, x_c, x_b, y_c, y_b, X_K: tl.constexpr, X_Y: tl.constexpr, X_X: tl.constexpr,
@@ -61,6 +63,7 @@ def _to_weights(
     tl.store(parts + 64 * BI * BO + o, tl.sum(shift, 1))
 
 
+@launched
 @triton.jit
 def _folded(
     parts, dw, db, splits, CI: tl.constexpr, CO: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
@@ -84,6 +87,7 @@ def _folded(
         tl.store(db + client * CO + o, shift, mask=o < CO)
 
 
+@launched
 @triton.jit
 def _to_input(
     g, code, w, dx, blocks, w_c, w_t, w_k, w_n, y_c, y_b, x_c, x_b, Y_N: tl.constexpr, Y_Y: tl.constexpr,
