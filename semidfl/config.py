@@ -113,6 +113,9 @@ class ClassifierConfig:
     """train on logits shifted by this times the log of the client's own class shares: skewed classes bias it less"""
     ema: float = 0.0
     """decay a round of the moving average of the mixed classifier, which then gives the pseudo-labels; 0 is off"""
+    loss: Literal["mean", "sources"] = "mean"
+    """of all samples of a client, or that times its sources, so that who has labelled and pseudo-labelled samples
+    takes steps of both; methods with a loss of their own keep it"""
 
 
 @dataclass(frozen=True)
@@ -386,7 +389,14 @@ def from_toml(text: str, base: Config | None = None) -> Config:
 def config_hash(config: Config) -> str:
     """Twelve hex digits that name what is computed; where and how (name, compute) stays out."""
     same = replace(config, name="run", compute=ComputeConfig(deterministic=config.compute.deterministic))
-    return hashlib.sha256(to_toml(same).encode()).hexdigest()[:12]
+    text = to_toml(same)
+    for line in _LATER:
+        text = text.replace(line, "")
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+_LATER = ('loss = "mean"\n',)
+"""Fields younger than the tables: as they were before there was a choice, they do not change what a run is called."""
 
 
 @cache

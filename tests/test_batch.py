@@ -11,6 +11,7 @@ from semidfl.data.augment import Augment
 from semidfl.data.shards import Shards
 from semidfl.draws import Draws
 from semidfl.learn.batch import Batch, PseudoLabels, compose, draw_kept
+from semidfl.learn.loss import cross_entropy_by_source, mean_cross_entropy, mean_cross_entropy_times_sources
 
 CLASSES = 4
 AS_IS = Augment(0, False)
@@ -108,6 +109,18 @@ def test_pseudo_labels_weigh_as_far_as_they_are_trusted() -> None:
     weights = batch_of(pseudo=replace(pseudo(), trust=trust)).weights()
     assert weights[MIXED].tolist() == pytest.approx([0.05] * 10 + [0.025] * 10 + [0.0] * 10)
     assert weights[UNLABELLED].tolist() == pytest.approx([0.0] * 10 + [0.01] * 10 + [0.05] * 10)
+
+
+@pytest.mark.parametrize("made", [None, synthetic()], ids=["without generated", "with generated"])
+def test_who_has_both_sources_takes_steps_of_both(made) -> None:
+    batch = batch_of(synthetic=made)
+    logits, targets = random(1, *batch.targets[:, 0].shape), batch.targets[:, 0]
+    times = mean_cross_entropy_times_sources(logits, targets, batch) / mean_cross_entropy(logits, targets, batch)
+    there = [ONE_LABEL, MIXED, UNLABELLED]
+    assert times[there].tolist() == pytest.approx([1, 2, 1])
+    if made is None:  # the loss of each source by itself, then the sum
+        by_source = cross_entropy_by_source(logits, targets, batch)
+        assert torch.allclose(mean_cross_entropy_times_sources(logits, targets, batch), by_source)
 
 
 def test_one_label_fills_a_batch() -> None:

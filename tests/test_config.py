@@ -391,3 +391,8 @@ def test_the_hash_is_twelve_hex_digits_for_ever() -> None:
     assert len(config_hash(Config())) == 12
     int(config_hash(Config()), 16)
     assert config_hash(from_toml(to_toml(Config()))) == config_hash(Config())
+
+
+def test_a_younger_field_does_not_rename_older_runs() -> None:
+    """What `reproduce` has computed is found by this name."""
+    assert config_hash(Config()) == "1fe696097c98"

@@ -221,6 +221,7 @@ def test_all_levers_together_give_the_same_bits_wherever_clients_are() -> None:
         "augment__strong": 1.0,
         "classifier__logit_adjustment": 0.5,
         "classifier__ema": 0.5,
+        "classifier__loss": "sources",
         "generator__ema": 0.5,
         "generator__all_images": True,
         "generator__keep_agreed": True,

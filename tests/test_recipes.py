@@ -62,6 +62,7 @@ PAPER = {
     "classifier.weight_decay": 0.0,
     "classifier.schedule": "constant",
     "classifier.ema": 0.0,
+    "classifier.loss": "mean",
     # 6. aggregation
     "aggregation.weights": "adagen",
     "aggregation.robust": "none",

@@ -62,6 +62,11 @@ class Batch:
         """(C, S): the mean over each source by itself, so that the loss is the sum of its parts'."""
         return self.valid * self.trust * (SOURCES / self.capacity)
 
+    def own_sources(self) -> Tensor:
+        """(C,): of how many sources the client has samples of its own, labelled or pseudo-labelled; 1 at least."""
+        has = [(self.valid & (self.source == source)).any(1) for source in (LABELLED, PSEUDO)]
+        return (has[0].float() + has[1].float()).clamp(min=1)
+
     @property
     def source(self) -> Tensor:
         """(S,): LABELLED, PSEUDO or GENERATED."""

@@ -12,7 +12,14 @@ from torch.nn import functional as F
 
 from semidfl.learn.batch import PSEUDO, Batch
 
-__all__ = ["Loss", "cross_entropy_by_source", "entropy_and_distance", "mean_cross_entropy", "soft_cross_entropy"]
+__all__ = [
+    "Loss",
+    "cross_entropy_by_source",
+    "entropy_and_distance",
+    "mean_cross_entropy",
+    "mean_cross_entropy_times_sources",
+    "soft_cross_entropy",
+]
 
 Loss = Callable[[Tensor, Tensor, Batch], Tensor]
 """(logits (C, S, K), targets (C, S, K), the batch they are of) -> (C,)."""
@@ -26,6 +33,15 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def mean_cross_entropy(logits: Tensor, targets: Tensor, batch: Batch) -> Tensor:
     """SemiDFL, line 17: one mean over all samples of a client."""
     return (soft_cross_entropy(logits, targets) * batch.weights()).sum(1)
+
+
+def mean_cross_entropy_times_sources(logits: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+    """A batch of labelled and one of pseudo-labelled samples count as two, not as one of twice the size.
+
+    Who has both takes steps twice as large as by the mean, and so has more say in what neighbours agree on. Generated
+    samples, which all have, do not count as a source.
+    """
+    return mean_cross_entropy(logits, targets, batch) * batch.own_sources()
 
 
 def cross_entropy_by_source(logits: Tensor, targets: Tensor, batch: Batch) -> Tensor:

@@ -17,7 +17,7 @@ from semidfl.learn.aggregate import equal_weights
 from semidfl.learn.batch import PseudoLabels, compose
 from semidfl.learn.classifier import train_classifier
 from semidfl.learn.descend import Outcome
-from semidfl.learn.loss import Loss, mean_cross_entropy
+from semidfl.learn.loss import Loss, mean_cross_entropy, mean_cross_entropy_times_sources
 from semidfl.learn.optimise import cosine
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ class Method:
 
     def loss(self, t: int) -> Loss:
         """What the classifier's training makes small: one cross-entropy over all that the client has."""
-        return mean_cross_entropy
+        each_counts = self.setup.config.classifier.loss == "sources"
+        return mean_cross_entropy_times_sources if each_counts else mean_cross_entropy
 
     def strong(self) -> Augmentation | None:
         """How pseudo-labelled samples are augmented for training; None: as all others."""
