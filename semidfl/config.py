@@ -9,7 +9,7 @@ import ast
 import hashlib
 import inspect
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Literal, get_type_hints
@@ -349,12 +349,14 @@ def full_path(name: str) -> str:
     raise ConfigError(f"there is no field {name!r}{nearest(name, known)}; `semidfl run --help` lists them all")
 
 
-def to_toml(config: Config) -> str:
-    """The config as TOML; `from_toml` gives back an equal one."""
+def to_toml(config: Config, without: Collection[str] = ()) -> str:
+    """The config as TOML, without the fields of these dotted paths; `from_toml` gives back an equal one."""
     lines: list[str] = []
     section = ""
     for path, value in leaves(config):
         head, _, name = path.rpartition(".")
+        if path in without:
+            continue
         if head != section:
             lines += ["", f"[{head}]"]
             section = head
@@ -389,14 +391,13 @@ def from_toml(text: str, base: Config | None = None) -> Config:
 def config_hash(config: Config) -> str:
     """Twelve hex digits that name what is computed; where and how (name, compute) stays out."""
     same = replace(config, name="run", compute=ComputeConfig(deterministic=config.compute.deterministic))
-    text = to_toml(same)
-    for line in _LATER:
-        text = text.replace(line, "")
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    usual = dict(leaves(Config()))
+    without = [path for path, value in leaves(same) if path in _YOUNGER and value == usual[path]]
+    return hashlib.sha256(to_toml(same, without).encode()).hexdigest()[:12]
 
 
-_LATER = ('loss = "mean"\n',)
-"""Fields younger than the tables: as they were before there was a choice, they do not change what a run is called."""
+_YOUNGER = ("classifier.loss",)
+"""than the tables in results/: where such a field has its default, runs keep the name that they had without it"""
 
 
 @cache

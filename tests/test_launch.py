@@ -74,9 +74,8 @@ def test_a_compiler_that_cannot_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_network_rehearses_once_for_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(lambda: CNN(1, 8, 8, 10), torch.float32)
     params, rehearsed = network.initial(0)[None].expand(2, -1), []
-    plain = network.named
     monkeypatch.setattr(stacked, "fused", lambda x: True)
-    monkeypatch.setattr(network, "_by_taps", plain)  # kernels for another device, here
+    monkeypatch.setattr(network, "_by_taps", network.named)  # kernels for another device, here
     monkeypatch.setattr(launch, "rehearse", lambda work: rehearsed.append(work()))
     for batch in (3, 3, 4):
         with torch.no_grad():

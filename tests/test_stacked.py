@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from semidfl.cohort import Learner, each
-from semidfl.learn import descend as steps
 from semidfl.learn.descend import descend
 from semidfl.learn.optimise import Optimiser
 from semidfl.models.cnn import CNN
@@ -97,32 +96,6 @@ def test_training_a_stack_is_training_each_with_torch(case, monkeypatch: pytest.
         assert_close(trained[i] - params[i], alone.detach()[0] - params[i], 1e-4)
         assert_close(trained[i], alone.detach()[0])
         assert losses[i].item() == pytest.approx(sum(seen) / 3, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "optimiser", [Optimiser("sgd", 0.01, nesterov=True, weight_decay=0.01), Optimiser("adam", 0.01)]
-)
-def test_layer_by_layer_it_is_the_same_training(case, optimiser: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights and state in the order that a GPU works in, against a row a client; one client has nothing to learn."""
-    network, params, inputs = case
-    assert torch.equal(network.by_client(network.by_layer(params)), params)
-    target = random(5, *network(params, *inputs).shape)[:, None].expand(-1, 2, *network(params, *inputs).shape[1:])
-    trains = torch.tensor([True, False, True])[: len(params)]
-
-    def loss_of(p: Tensor, now: Tensor) -> Tensor:
-        return (network(p, *inputs) - now).square().flatten(1).mean(1)
-
-    ends = []
-    for layered in (False, True):
-        monkeypatch.setattr(steps, "_layered", lambda *_, layered=layered: layered)
-        start = {name: random(6, *x.shape).abs() for name, x in optimiser.start(params).items()}
-        trained, state, losses = descend(loss_of, "test", network, optimiser, Learner(params, start), trains, [target])
-        ends.append((trained, *state.values(), losses))
-        assert list(state) == list(start)
-    for rows, layers in zip(*ends, strict=True):
-        torch.testing.assert_close(layers, rows, rtol=1e-5, atol=1e-7)
-    assert not torch.equal(ends[0][0][0], params[0])
-    assert torch.equal(ends[0][0][1], params[1])
 
 
 def test_no_client_touches_another(case) -> None:

@@ -65,7 +65,7 @@ class Batch:
     def own_sources(self) -> Tensor:
         """(C,): of how many sources the client has samples of its own, labelled or pseudo-labelled; 1 at least."""
         has = [(self.valid & (self.source == source)).any(1) for source in (LABELLED, PSEUDO)]
-        return (has[0].float() + has[1].float()).clamp(min=1)
+        return torch.stack(has).sum(0).clamp(min=1)
 
     @property
     def source(self) -> Tensor:

@@ -54,8 +54,11 @@ def descend(
         for k in range(steps):
             step(params, state, losses, rate, *(x[:, k] for x in stepped), *fixed)
     if layered:
-        owned = {name: network.by_client(x) if x.shape == params.shape else x for name, x in state.items()}
-        params, state = network.by_client(params), {name: owned[name] for name in learner.optimiser}
+        params = network.by_client(params)
+        state = {
+            name: state[name] if x.shape != params.shape else network.by_client(state[name])
+            for name, x in learner.optimiser.items()
+        }
     # Without data the gradient is zero, but momentum would carry the weights on.
     idle = ~trains[:, None]
     params = torch.where(idle, learner.params, params)
@@ -71,5 +74,6 @@ def _layered(network: Network, params: Tensor) -> bool:
 def _by_layer(network: Network, learner: Learner) -> Learner:
     shape, state = learner.params.shape, learner.optimiser
     moved = {name: network.by_layer(x) if x.shape == shape else x for name, x in state.items()}
-    owner = network.owners(len(learner.params), learner.params.device)
-    return Learner(network.by_layer(learner.params), moved | {"owner": owner})
+    if any(x.shape != shape for x in state.values()):  # something that a client has once
+        moved["owner"] = network.owners(len(learner.params), learner.params.device)
+    return Learner(network.by_layer(learner.params), moved)

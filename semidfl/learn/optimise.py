@@ -1,7 +1,7 @@
 """Optimisers on stacked parameters: SGD with momentum and Adam, as in torch.optim, on one matrix (C, D).
 
 State is a dict of tensors that belongs to the client: it is saved with it and never mixed. Parameters may lie in any
-other order, all in one row, if the state tells the owner of each.
+other order, all in one row; for Adam, which counts a client's steps, the state then tells the owner of each.
 """
 
 import math

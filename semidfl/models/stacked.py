@@ -156,6 +156,7 @@ class Network:
 
     @property
     def heavy(self) -> bool:
+        """Whether it is better not to copy weights about."""
         return self.size >= _HEAVY
 
     def __call__(self, params: Tensor, *inputs: Tensor, filled: Tensor | None = None) -> Tensor:
