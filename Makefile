@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo reproduce-digits robust bandwidth bench-ray test lint soak fuzz clean
+.PHONY: help demo reproduce-digits robust bandwidth bench-ray tables test lint soak fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -24,6 +24,9 @@ bandwidth: .venv/report.stamp ## bytes against accuracy: the table of docs/bandw
 
 bench-ray: .venv/ray.stamp ## 1,000 clients on Ray against the same in memory: a few minutes
 	$(BIN)/semidfl bench ray
+
+tables: .venv/report.stamp ## every table and figure of the paper that needs training, on a GPU: hours, can be stopped
+	$(BIN)/python benchmarks/tables.py
 
 test: .venv/dev.stamp ## the tests
 	$(BIN)/python -m pytest

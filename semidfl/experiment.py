@@ -267,9 +267,8 @@ class Rounds:
 
 def test(setup: Setup, params: Tensor) -> Tensor:
     """Accuracy of every client's model on the whole test set (C,)."""
-    size = setup.chunk(setup.classifier, len(params))
-    limit = setup.limit(setup.classifier, size)
     images, labels = setup.test_images, setup.test_labels
+    size, limit = setup.passes(len(params), images.shape[1])
     return each(lambda p: accuracy(setup.classifier, setup.space, p, images, labels, limit), size, params)
 
 

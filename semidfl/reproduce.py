@@ -1,13 +1,14 @@
 """`semidfl reproduce`: a table or figure of the paper, end to end.
 
 It runs what is missing and skips what is done: a run lies in RUNS/HASH, named by the hash of its config, and is done
-when its summary.json is there. Stopped at any moment, the same command goes on where it was.
+when its summary.json is there. Stopped at any moment, the same command goes on where it was. The summaries are also
+put together in OUT/runs.jsonl, from which the tables can be made again where the runs themselves are not.
 """
 
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from semidfl.errors import ConfigError, RunFolderError, SemiDFLError, Stopped
 from semidfl.overall import Forecast, Overall
 from semidfl.record import checkpoint
 from semidfl.record.atomic import explain, replacing
+from semidfl.record.summaries import add_summary, read_summaries
 from semidfl.report.extras import need
 from semidfl.report.margins import margins, margins_text
 from semidfl.report.plans import KINDS, NAMES, Cell, Options, Plan, find_kind, make_plan
@@ -40,9 +42,11 @@ names: {", ".join(KINDS)}
   --seeds N            seeds 0 to N-1 (3)
   --recipe NAME        paper (default) or tuned
   --rounds N           fewer or more than the recipe's
-  --run no             nothing is run: the table of what is done
+  --run no             nothing is run: the table of what is done, here or in OUT/runs.jsonl
+  --run missing        what OUT/runs.jsonl has, from whichever machine, is not run again
   --out DIR            where the tables and figures go (results)
   --runs DIR           where the runs are kept (runs/reproduce)
+  --kept FILE          where the summaries are put together (OUT/runs.jsonl)
   --engine ray         spread the runs over a Ray cluster (--ray-address HOST:PORT, else this machine)
   --section.field X    any field of `semidfl run --help`, for every run
 
@@ -81,10 +85,10 @@ def _seeds(value: str) -> int:
     return int(value)
 
 
-def _yes_or_no(value: str) -> bool:
-    if value not in ("yes", "no"):
-        raise ConfigError(f"--run = {value!r} is not legal: yes or no")
-    return value == "yes"
+def _which(value: str) -> str:
+    if value not in ("yes", "no", "missing"):
+        raise ConfigError(f"--run = {value!r} is not legal: yes, no or missing")
+    return value
 
 
 _PLAIN: dict[str, Callable[[str], Any]] = {
@@ -92,7 +96,8 @@ _PLAIN: dict[str, Callable[[str], Any]] = {
     "recipe": str,
     "out": Path,
     "runs": Path,
-    "run": _yes_or_no,
+    "kept": Path,
+    "run": _which,
 }
 
 
@@ -105,21 +110,24 @@ def reproduce(name: str, options: Options, command: str) -> list[Path]:
         return _drawn(name, options)
     _writable(options.out)
     try:
-        if options.run:
-            run_missing(plan, options.runs)
+        if options.run != "no":
+            elsewhere = read_summaries(options.summaries) if options.run == "missing" else {}
+            run_missing(plan, options.runs, options.summaries, elsewhere)
     except (Stopped, KeyboardInterrupt) as stopped:
         files = _write(plan, options, command)
-        missing = sum(finished(options.runs / key) is None for key in plan.runs())
+        missing = sum(summary is None for summary in _found(plan, options).values())
         text = f"stopped; {missing} of {len(plan.runs())} runs are not done, the table so far is in {files[0]}"
         raise Stopped(f"{text}\ngo on with: {command}") from stopped
     return _write(plan, options, command)
 
 
-def run_missing(plan: Plan, runs: Path) -> None:
-    """Runs every config of a plan that has no summary yet."""
+def run_missing(
+    plan: Plan, runs: Path, kept: Path | None = None, elsewhere: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Runs every config of a plan that has no summary yet, there or `elsewhere`; new ones are also put into `kept`."""
     forecast, todo = Forecast(), []
     for key, config in plan.runs().items():
-        if (summary := finished(runs / key)) is None:
+        if (summary := finished(runs / key) or (elsewhere or {}).get(key)) is None:
             todo.append(config)
         else:
             forecast.learn(config, summary["seconds"])
@@ -140,6 +148,8 @@ def run_missing(plan: Plan, runs: Path) -> None:
             for config, folder, result in zip(group, folders, results, strict=True):
                 # Two states of all clients and their optimisers: gigabytes a run, and of no use once it has ended.
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+                if kept is not None:
+                    add_summary(kept, result.summary)
                 overall.done(config, result.summary["seconds"], result.summary["accuracy"] or 0)
             if stop.requested:
                 raise Stopped("stopped between two runs")
@@ -177,7 +187,11 @@ def finished(folder: Path) -> dict[str, Any] | None:
 
 def _write(plan: Plan, options: Options, command: str) -> list[Path]:
     """The table in three formats, and for a figure the figure too, of whatever is done."""
-    table = _table(plan, options, command)
+    found = _found(plan, options)
+    for summary in found.values():
+        if summary is not None:
+            add_summary(options.summaries, summary)
+    table = _table(plan, found, command)
     stem = _stem(plan.name, options)
     texts = {".md": markdown(table), ".csv": csv_text(table), ".tex": latex(table)}
     files = [_write_text(stem.with_name(stem.name + suffix), text) for suffix, text in texts.items()]
@@ -195,8 +209,13 @@ def _stem(name: str, options: Options) -> Path:
     return options.out / "-".join(words + [options.recipe] * (options.recipe != "paper"))
 
 
-def _table(plan: Plan, options: Options, command: str) -> Table:
-    found = {key: finished(options.runs / key) for key in plan.runs()}
+def _found(plan: Plan, options: Options) -> dict[str, dict[str, Any] | None]:
+    """The summary of every run, None where it has not ended."""
+    elsewhere = read_summaries(options.summaries) if options.run != "yes" else {}
+    return {key: finished(options.runs / key) or elsewhere.get(key) for key in plan.runs()}
+
+
+def _table(plan: Plan, found: dict[str, dict[str, Any] | None], command: str) -> Table:
     summaries = {key: summary for key, summary in found.items() if summary is not None}
     entries = tuple(_entry(plan, cell, summaries) for cell in plan.cells)
     return Table(f"{plan.title} ({plan.name})", plan.heads, entries, _notes(plan, entries, found, command))
@@ -240,7 +259,8 @@ def _notes(
         notes.append(ahead)
     devices = sorted({f"{s['device']}, torch {s['versions']['torch']}" for s in done}) or ["nothing"]
     seconds = sum(s["seconds"] for s in done)
-    making = re.sub(r" --run[ =]no\b", "", command)  # what is written from runs made elsewhere says how to make them
+    # What is written from runs made elsewhere says how to make them.
+    making = re.sub(r" --(run[ =](no|missing)\b|kept[ =]\S+)", "", command)
     notes.append(f"`{making}`\n\n{len(done)} runs, {seconds:.0f} s of training on {'; '.join(devices)}.")
     return tuple(notes)
 

@@ -17,7 +17,7 @@ from semidfl.learn.generator import Generator
 from semidfl.learn.optimise import Optimiser
 from semidfl.models.cnn import CNN
 from semidfl.models.resnet import ResNet18
-from semidfl.models.stacked import Network
+from semidfl.models.stacked import WIDE, Network
 from semidfl.topology import Topology
 
 __all__ = ["Setup", "build_classifier", "build_generator", "choose_device"]
@@ -92,10 +92,18 @@ class Setup:
             return 1
         return min(clients, 50, max(share, 2500 // pixels))  # chunks run side by side, but one must be worth a thread
 
-    def uneven(self, clients: int) -> int:
-        """As `chunk`, for work on lists of unequal length, which are padded to the longest of a chunk."""
+    def passes(self, clients: int, samples: int, uneven: bool = False) -> tuple[int, int]:
+        """How many clients, and samples of each, the classifier judges in one pass without gradients.
+
+        `uneven`: they have lists of unequal length, which are padded to the longest of a pass.
+        """
         size = self.chunk(self.classifier, clients)
-        return min(size, 16) if self.device.type == "cuda" else size
+        if self.device.type == "cuda":
+            if self.config.classifier.model != "cnn" and samples >= WIDE:
+                size = 1  # fills a GPU by itself
+            elif uneven:
+                size = min(size, 16)
+        return size, self.limit(self.classifier, size)
 
     def limit(self, network: Network | Generator, chunk: int) -> int:
         """Samples of one client in one forward pass without gradients: small images go in larger passes.
@@ -152,7 +160,9 @@ def choose_device(config: Config) -> torch.device:
         raise ConfigError(f"compute.device = {name!r}: torch sees {torch.cuda.device_count()} CUDA devices here")
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True  # as in our own kernels; nothing else is a product in float32
-        torch.backends.cudnn.benchmark = True  # its rule of thumb takes grouped convolutions one group at a time
+        # Its rule of thumb takes grouped convolutions one group at a time, but is the same every time.
+        torch.backends.cudnn.benchmark = not compute.deterministic
+        torch.backends.cudnn.deterministic = compute.deterministic
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"compute.device = {name!r} is not legal: auto, cpu, cuda or cuda:N")
     return device

@@ -6,9 +6,11 @@ import io
 import itertools
 import json
 import math
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from semidfl.data.sources import CATALOGUE
 from semidfl.errors import RunFolderError
 from semidfl.overall import Forecast, Overall, describe
 from semidfl.record.folder import RunFolder
+from semidfl.record.summaries import add_summary, read_summaries
 from semidfl.report.margins import margins
 from semidfl.report.plans import KINDS, Options, Plan, make_plan
 from semidfl.reproduce import options_of
@@ -150,7 +153,7 @@ def test_the_recipe_is_the_one_asked_for() -> None:
         (["table-main", "--seeds", "two"], ["--seeds", "from 1 to 1000"]),
         (["table-main", "--rounds", "0"], ["rounds", "at least 1"]),
         (["table-main", "--recipe", "best"], ["paper, tuned"]),
-        (["table-main", "--run", "maybe"], ["--run", "yes or no"]),
+        (["table-main", "--run", "maybe"], ["--run", "yes, no or missing"]),
         (["table-main", "--dataset", "minst"], ["mnist", "fashion-mnist", "cifar10", "digits", "did you mean"]),
         (["table-main", "--seed", "3"], ["--seeds"]),
         (["table-main", "--nothing", "3"], ["there is no field 'nothing'"]),
@@ -412,6 +415,63 @@ def test_a_run_without_a_checkpoint_begins_anew(started: list[str], tmp_path: Pa
     RunFolder.create(tmp_path / "runs/reproduce" / config_hash(config), to_toml(config)).close()
     assert main(words) == 0
     assert started == ["dfl-lb 0"]
+
+
+def test_a_table_can_be_made_from_the_kept_summaries_alone(
+    done: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "run_together", lambda *_, **__: pytest.fail("a run was started"))
+    (tmp_path / "results").mkdir()
+    kept = (done[0] / "results/runs.jsonl").read_text()
+    (tmp_path / "results/runs.jsonl").write_text(kept)
+    for which in ("no", "missing"):
+        assert main([*TWO_METHODS, "--run", which]) == 0
+        for suffix in (".csv", ".md", ".tex"):
+            ours, first = (x / f"results/table-main-digits{suffix}" for x in (tmp_path, done[0]))
+            assert ours.read_text() == first.read_text()
+    assert (tmp_path / "results/runs.jsonl").read_text() == kept
+    assert len(kept.splitlines()) == 4
+
+
+def test_only_what_nobody_has_run_is_run_where_that_is_asked_for(started: list[str], tmp_path: Path) -> None:
+    words = [*ONE_CELL, "--method=dfl-lb", "--rounds=2"]
+    assert main([*words, "--seeds=1"]) == 0
+    shutil.rmtree(tmp_path / "runs")  # as on another machine
+    assert main([*words, "--seeds=2", "--run=missing"]) == 0
+    assert started == ["dfl-lb 0", "dfl-lb 1"]
+    shutil.rmtree(tmp_path / "runs")
+    assert main([*words, "--seeds=2"]) == 0  # to reproduce is to run
+    assert started[2:] == ["dfl-lb 0", "dfl-lb 1"]
+
+
+def test_a_run_that_ended_in_nan_is_kept_as_its_folder_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    add_summary(path, {"config": "a", "accuracy": math.nan, "per_client": [0.5, math.nan]})
+    assert read_summaries(path) == {"a": {"config": "a", "accuracy": None, "per_client": [0.5, None]}}
+
+
+def test_of_several_lines_of_a_run_the_last_counts_and_none_is_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "results/runs.jsonl"
+    for accuracy in (0.1, 0.2, 0.2, 0.3):
+        add_summary(path, {"config": "a", "accuracy": accuracy})
+    assert read_summaries(path) == {"a": {"config": "a", "accuracy": 0.3}}
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_processes_may_add_to_the_same_file(tmp_path: Path) -> None:
+    path, names = tmp_path / "runs.jsonl", [f"{i}" for i in range(200)]
+    summaries = [{"config": name, "per_client": [0.5] * 100} for name in names]
+    with ProcessPoolExecutor(4) as pool:
+        list(pool.map(add_summary, [path] * len(names), summaries))
+    assert sorted(read_summaries(path)) == sorted(names)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "3", "{}", '{"accuracy": 1}'])
+def test_a_damaged_line_is_named(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/runs.jsonl").write_text(f'{{"config": "a"}}\n{line}\n')
+    assert main([*ONE_CELL, "--run=no"]) == 2
+    assert "line 2 of results/runs.jsonl is damaged" in capsys.readouterr().err
 
 
 def test_a_folder_with_another_run_is_not_taken_for_it(tmp_path: Path) -> None:

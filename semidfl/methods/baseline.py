@@ -37,8 +37,8 @@ class Baseline(Method):
         rows = by_length(cohort.shards.unlabelled)
         if not rows:
             return p
-        size = setup.uneven(len(rows))
-        labeller = Labeller(setup.classifier, setup.space, setup.augment, setup.limit(setup.classifier, size))
+        size, limit = setup.passes(len(rows), n, uneven=True)
+        labeller = Labeller(setup.classifier, setup.space, setup.augment, limit)
 
         def predict(own: Tensor, shards: Shards, draws: Draws) -> Tensor:
             oneself = torch.arange(len(own), device=own.device)

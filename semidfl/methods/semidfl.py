@@ -80,8 +80,8 @@ class SemiDFL(Method):
         p = torch.full((len(cohort.ids), n, setup.space.classes), 1 / setup.space.classes, device=setup.device)
         if not rows:
             return p
-        size = setup.uneven(len(rows))
-        labeller = Labeller(setup.classifier, setup.space, setup.augment, setup.limit(setup.classifier, size))
+        size, limit = setup.passes(len(rows), n, uneven=True)
+        labeller = Labeller(setup.classifier, setup.space, setup.augment, limit)
 
         def predict(own: Tensor, shards: Shards, draws: Draws, *chosen: Tensor) -> Tensor:
             width = shards.unlabelled.table.shape[1]
@@ -168,8 +168,7 @@ class SemiDFL(Method):
     def _agreed(self, cohort: Cohort, images: Tensor, labels: Tensor) -> Tensor:
         """(C, n): where the client's own classifier sees the class that was asked for."""
         setup = self.setup
-        size = setup.chunk(setup.classifier, len(cohort.ids))
-        limit = setup.limit(setup.classifier, size)
+        size, limit = setup.passes(len(cohort.ids), images.shape[1])
         p = each(
             lambda params, some: probabilities(setup.classifier, setup.space, params, some, limit),
             size,
@@ -191,8 +190,7 @@ class SemiDFL(Method):
             images, labels = (x.expand(len(cohort.ids), *x.shape[1:]) for x in setup.probe)
         else:
             images, labels = cohort.synthetic.check_images, cohort.synthetic.check_labels
-        size = setup.chunk(setup.classifier, len(cohort.ids))
-        limit = setup.limit(setup.classifier, size)
+        size, limit = setup.passes(len(cohort.ids), images.shape[1])
         return each(
             lambda p, x, y: accuracy(setup.classifier, setup.space, p, x, y, limit),
             size,

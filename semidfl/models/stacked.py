@@ -20,10 +20,13 @@ from torch.nn import functional as F
 
 from semidfl.draws import Draws
 
-__all__ = ["Conv2d", "GroupNorm", "Linear", "Network", "concat", "fold", "fused", "join", "unfold"]
+__all__ = ["WIDE", "Conv2d", "GroupNorm", "Linear", "Network", "concat", "fold", "fused", "join", "unfold"]
 
 _HEAVY = 500_000
 """weights of a network from which on it takes long to copy them: a ResNet's or UNet's, not a CNN's"""
+
+WIDE = 1000
+"""samples in a pass without gradients with which one client's heavy network fills a GPU"""
 
 _filled: ContextVar[Tensor | None] = ContextVar("filled", default=None)
 """(C,) how many of a client's samples are real, for layers that can leave out the others"""
@@ -165,7 +168,7 @@ class Network:
         filled (C,): only so many of a client's samples count. The others may become any number.
         """
         half = params.to(self.dtype)
-        weights = self._by_taps(half) if fused(params) else self.named(half)
+        weights = self._by_taps(half) if fused(params) and not self._wide(params, inputs[0]) else self.named(half)
         moved = tuple(x.to(self.dtype) if x.is_floating_point() else x for x in inputs)
 
         def run() -> Tensor:
@@ -179,6 +182,10 @@ class Network:
             return run().float()
         finally:
             _filled.reset(told)
+
+    def _wide(self, params: Tensor, x: Tensor) -> bool:
+        """Whether this is a pass in which cuDNN's plain convolution is faster than ours of all clients."""
+        return not torch.is_grad_enabled() and self.heavy and len(params) == 1 and x.shape[1] >= WIDE
 
     def _rehearse(self, run: Callable[[], Tensor], shapes: Hashable) -> None:
         if shapes not in self._rehearsed:

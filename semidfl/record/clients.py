@@ -72,13 +72,12 @@ def _by_class(truth: Tensor, index: "Index", classes: int) -> tuple[list[list[in
 
 def confusion(setup: "Setup", params: Tensor) -> Tensor:
     """How often every client's model (C, D) answers what, on the test set: (C, true class, answer)."""
-    size, classes = setup.chunk(setup.classifier, len(params)), setup.space.classes
+    size, limit = setup.passes(len(params), setup.test_images.shape[1])
+    classes = setup.space.classes
     truth = setup.test_labels[0] * classes
 
     def count(p: Tensor) -> Tensor:
-        answers = probabilities(
-            setup.classifier, setup.space, p, setup.test_images, setup.limit(setup.classifier, size)
-        ).argmax(2)
+        answers = probabilities(setup.classifier, setup.space, p, setup.test_images, limit).argmax(2)
         cells = torch.zeros(len(p), classes * classes, dtype=torch.int64, device=p.device)
         return cells.scatter_add_(1, truth + answers, torch.ones_like(answers))
 

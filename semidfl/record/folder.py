@@ -29,7 +29,7 @@ from typing import Any, Self
 from semidfl.errors import RunFolderError
 from semidfl.record.atomic import explain, replacing, sync
 
-__all__ = ["RunFolder", "read_records"]
+__all__ = ["RunFolder", "clean", "read_records", "write_whole"]
 
 _FOLDERS = ("checkpoints", "models", "samples")
 # Made from the models by other commands, and as old as they.
@@ -132,11 +132,11 @@ class RunFolder:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl; other processes see it at once, the disk at the next `sync`."""
-        line = json.dumps(_clean(record), allow_nan=False, ensure_ascii=False).encode() + b"\n"
+        line = json.dumps(clean(record), allow_nan=False, ensure_ascii=False).encode() + b"\n"
         with _plain_errors(self.path / "metrics.jsonl"):
             if self._metrics < 0:
                 self._metrics = os.open(self.path / "metrics.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            _write_whole(self._metrics, line)
+            write_whole(self._metrics, line)
 
     def sync(self) -> None:
         """Force metrics.jsonl to the disk. Before each checkpoint, so that no checkpoint is ahead of its metrics."""
@@ -163,7 +163,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json, whole or not at all."""
-        text = json.dumps(_clean(summary), allow_nan=False, ensure_ascii=False, indent=2)
+        text = json.dumps(clean(summary), allow_nan=False, ensure_ascii=False, indent=2)
         self.write_text("summary.json", text + "\n")
 
     def write_text(self, name: str, text: str) -> None:
@@ -227,7 +227,7 @@ def _lock(path: Path) -> int:
     return handle
 
 
-def _write_whole(handle: int, line: bytes) -> None:
+def write_whole(handle: int, line: bytes) -> None:
     """Append a line, or, where the disk has no room for all of it, nothing."""
     before = os.fstat(handle).st_size
     rest = memoryview(line)
@@ -263,14 +263,14 @@ def _round(line: bytes) -> float:
     return float((_parse(line) or {}).get("round", math.inf))
 
 
-def _clean(value: Any) -> Any:
+def clean(value: Any) -> Any:
     """The same value in JSON's terms: arrays and tensors as lists, NaN and infinity, which it lacks, as null."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): _clean(item) for key, item in value.items()}
+        return {str(key): clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
+        return [clean(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

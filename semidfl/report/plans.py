@@ -106,8 +106,14 @@ class Options:
     """overrides of every run's config, by dotted path"""
     out: Path = Path("results")
     runs: Path = Path("runs/reproduce")
-    run: bool = True
-    """off: only what is done is written down"""
+    kept: Path | None = None
+    run: str = "yes"
+    """no: only what is done is written down; missing: what `summaries` has from elsewhere is not run again"""
+
+    @property
+    def summaries(self) -> Path:
+        """Where the summaries of all runs are put together."""
+        return self.kept or self.out / "runs.jsonl"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,114 @@
+"""All tables and figures of the paper that need training, several commands side by side on one GPU.
+
+    python benchmarks/tables.py [WORD …] [--jobs N] [--minutes M] [--out DIR] [--list] [-- OPTION …]
+
+Each part of the work is a `semidfl reproduce … --run missing`; words choose the parts that have all of them, such as
+`tuned fashion-mnist`, and what follows `--` is passed on to all. Small networks leave most of a GPU idle: with CUDA's
+MPS server running, three commands at a time take less time than one after the other. Summaries go to DIR/runs.jsonl as
+runs end; what was run is then written as tables. When the minutes are over, what runs is stopped with a checkpoint, and
+the same command goes on.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from semidfl.report.plans import METHODS, RATIOS
+
+_GRACE = 60.0
+"""seconds a stopped command has to end its round and write its checkpoints"""
+
+
+def parts() -> Iterator[list[str]]:
+    """The work, in pieces of a minute or a few, as options of `reproduce`."""
+    for dataset, recipe in product(RATIOS, ("tuned", "paper")):
+        if dataset == "digits":
+            continue
+        seeds = ["--seeds", "1" if dataset == "cifar10" else "3"]
+        where = ["--dataset", dataset, "--recipe", recipe]
+        for method in METHODS:
+            cells = [[]]
+            if method == "semidfl":  # dear: a cell at a time
+                cells = [["--ratio", f"{r:g}", "--alpha", f"{a:g}"] for r, a in product(RATIOS[dataset], (100.0, 0.1))]
+            for cell in cells:
+                yield ["table-main", *where, "--method", method, *cell, *seeds]
+        for method in ("dfl-ub", "dfl-lb", "flexmatch", "semidfl"):
+            yield ["table-topology", *where, "--method", method, "--seeds", "1"]
+        for name, of in (("pseudo-labels", "cifar10"), ("mixup", "mnist"), ("aggregation", "fashion-mnist")):
+            if dataset == of:
+                yield [f"table-{name}", *where, "--seeds", "1"]
+        if dataset == "fashion-mnist":
+            for name, method in product(("figure-alpha", "figure-ratio"), METHODS):
+                yield [name, *where, "--method", method, "--seeds", "1"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*")
+    ours, _, passed = " ".join(sys.argv[1:]).partition(" -- ")
+    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=0.0, help="0: until all is done")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--list", action="store_true", help="only say what would be run")
+    asked = parser.parse_args(ours.split())
+    todo = [part for part in parts() if set(asked.words) <= set(part)]
+    if asked.list:
+        print("\n".join(" ".join(part) for part in todo))
+        return 0
+    over = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
+    with tempfile.TemporaryDirectory() as scratch:
+        whole = run_all(todo, asked.jobs, over, asked.out, Path(scratch), passed.split())
+    for table in dict.fromkeys(tuple(_whole(part)) for part in todo):
+        subprocess.run([*_REPRODUCE, *table, *passed.split(), "--run", "no", "--out", str(asked.out)], check=True)
+    return 0 if whole else 1
+
+
+_REPRODUCE = [sys.executable, "-m", "semidfl", "reproduce"]
+
+
+def run_all(todo: list[list[str]], jobs: int, over: float, out: Path, scratch: Path, passed: list[str]) -> bool:
+    """Whether all came to their end."""
+    waiting, running, whole = list(todo), dict[subprocess.Popen[bytes], list[str]](), True
+    started = time.monotonic()
+    while running or (waiting and time.monotonic() < over):
+        while waiting and len(running) < jobs and time.monotonic() < over:
+            part = waiting.pop(0)
+            # Each part writes its part of the table to a place of its own, where nobody looks.
+            own = scratch / "-".join(word.strip("-") for word in part)
+            where = ["--run", "missing", "--out", str(own), "--kept", str(out / "runs.jsonl")]
+            running[subprocess.Popen([*_REPRODUCE, *part, *passed, *where], stdout=subprocess.DEVNULL)] = part
+        if time.monotonic() > over:
+            _stop(list(running))
+        for process in [p for p in running if p.poll() is not None]:
+            part = running.pop(process)
+            whole &= process.returncode == 0
+            print(f"{time.monotonic() - started:6.0f} s  exit {process.returncode}  {' '.join(part)}", flush=True)
+        time.sleep(0.2)
+    return whole and not waiting
+
+
+def _whole(part: list[str]) -> list[str]:
+    """The options of the table that a part is of."""
+    pairs = [(k, v) for k, v in zip(part[1::2], part[2::2], strict=True) if k not in ("--method", "--ratio", "--alpha")]
+    return [part[0], *(word for pair in pairs for word in pair)]
+
+
+def _stop(running: list[subprocess.Popen[bytes]]) -> None:
+    for process in running:
+        process.send_signal(signal.SIGINT)
+    end = time.monotonic() + _GRACE
+    for process in running:
+        try:
+            process.wait(max(0.1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
