@@ -52,13 +52,14 @@ def likeness(config: Config) -> str:
 def at_once(config: Config, device: str = "") -> int:
     """How many runs like this one to train together: the one place where that is chosen.
 
-    A GPU takes a hundred clients in little more time than ten; two CPU cores are full with one run.
-    `device`, cpu or cuda, is given where it is not this process that trains.
+    A GPU takes a hundred small clients in little more time than ten; one run of ResNets fills it, and two CPU cores are
+    full with any. `device`, cpu or cuda, is given where it is not this process that trains.
     """
     device = device or choose_device(config).type
-    if config.attack.kind != "none" or is_folder(config.data.dataset):
+    alone = config.attack.kind != "none" or is_folder(config.data.dataset)
+    if alone or device != "cuda" or config.classifier.model != "cnn":
         return 1
-    return max(1, _CLIENTS // config.graph.clients) if device == "cuda" else 1
+    return max(1, _CLIENTS // config.graph.clients)
 
 
 @dataclass(frozen=True)

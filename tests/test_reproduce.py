@@ -483,6 +483,19 @@ def test_a_folder_with_another_run_is_not_taken_for_it(tmp_path: Path) -> None:
         reproduce.finished(tmp_path)
 
 
+@pytest.mark.parametrize(("dataset", "device", "sizes"), [("mnist", "cuda", [6, 12]), ("mnist", "cpu", [1] * 18)])
+def test_on_a_gpu_small_networks_train_as_one(dataset: str, device: str, sizes: list[int], tmp_path: Path) -> None:
+    plan = plan_of("table-main", datasets=(dataset,), methods=("dfl-ub", "dfl-lb"))
+    groups = reproduce.groups_of(list(plan.runs().values()), tmp_path, device)
+    assert sorted(map(len, groups)) == sizes
+
+
+def test_a_resnet_fills_a_gpu_by_itself(tmp_path: Path) -> None:
+    plan = plan_of("table-main", datasets=("cifar10",), methods=("dfl-lb",))
+    groups = reproduce.groups_of(list(plan.runs().values()), tmp_path, "cuda")
+    assert [len(group) for group in groups] == [1] * 12
+
+
 # --- time left --------------------------------------------------------------------------------------------------------
 
 
