@@ -3,9 +3,9 @@
     python benchmarks/explore.py fashion-mnist --cells 0.5:100,0.1:0.1 --seeds 0,1,2 --out found.jsonl \\
         tuned= plain=method:mixmatch weak=augment.strong:0.25,generator.kind:none
 
-A variant is a name and the fields in which it differs. All cells (labelled share : skew) and seeds of a variant train
-as one stack. As many labels are given as without the samples put aside. A line is printed, and added to the file, for
-each variant.
+A variant is a name and the fields in which it differs. Cells (labelled share : skew) and seeds of a variant train as
+one stack where a GPU gains from it. As many labels are given as without the samples put aside. A line is printed, and
+added to the file, for each variant.
 """
 
 import argparse
@@ -20,18 +20,19 @@ from semidfl.config import Config, override
 from semidfl.data.sources import outline
 from semidfl.recipes import tuned
 from semidfl.terminal import Progress
-from semidfl.together import run_together
+from semidfl.together import at_once, run_together
 
-TRAINING = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000, "digits": 1_437}
 ASIDE = 1 / 6
+"""of the training samples"""
 
 
 def variant_config(dataset: str, ratio: float, alpha: float, seed: int, fields: dict[str, str]) -> Config:
     """One run of a variant."""
-    aside = round(TRAINING[dataset] * ASIDE)
+    count = len(outline(dataset).train_labels)
+    aside = round(count * ASIDE)
     fixed = {
         "data.held_out": aside,
-        "data.ratio": ratio * TRAINING[dataset] / (TRAINING[dataset] - aside),
+        "data.ratio": ratio * count / (count - aside),
         "compute.checkpoint_every": 0,
         "compute.report": False,
     }
@@ -41,22 +42,23 @@ def variant_config(dataset: str, ratio: float, alpha: float, seed: int, fields: 
 
 
 def accuracies(configs: list[Config]) -> list[float]:
-    """In percent, mean over the clients; 0 where a run ended in NaN."""
-    with tempfile.TemporaryDirectory() as place:
-        folders = [Path(place) / str(number) for number in range(len(configs))]
-        results = run_together(configs, folders, Progress(plain=True, stream=io.StringIO()))
-    return [100 * float(result.summary["accuracy"] or 0) for result in results]
+    """In percent, mean over the clients."""
+    found, size = [], at_once(configs[0])
+    for start in range(0, len(configs), size):
+        group, quiet = configs[start : start + size], Progress(plain=True, stream=io.StringIO())
+        with tempfile.TemporaryDirectory() as place:
+            found += run_together(group, [Path(place) / str(number) for number in range(len(group))], quiet)
+    return [100 * result.accuracy for result in found]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", choices=TRAINING)
+    parser.add_argument("dataset")
     parser.add_argument("--cells", required=True)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("variants", nargs="+", metavar="NAME=FIELD:VALUE,…")
     asked = parser.parse_args()
-    outline(asked.dataset)  # fetched now, if it has to be
     cells = [tuple(map(float, cell.split(":"))) for cell in asked.cells.split(",")]
     seeds = [int(seed) for seed in asked.seeds.split(",")]
     for variant in asked.variants:

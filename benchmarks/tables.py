@@ -4,9 +4,9 @@
 
 Each part of the work is a `semidfl reproduce … --run missing`; words choose the parts that have all of them, such as
 `tuned fashion-mnist`, and what follows `--` is passed on to all. Small networks leave most of a GPU idle: with CUDA's
-MPS server running, three commands at a time take less time than one after the other. Summaries go to DIR/runs.jsonl as
-runs end; what was run is then written as tables. When the minutes are over, what runs is stopped with a checkpoint, and
-the same command goes on.
+MPS server running (`nvidia-cuda-mps-control -d`), three commands at a time take less time than one after the other.
+Summaries go to DIR/runs.jsonl as runs end; what was run is then written as tables. When the minutes are over, what runs
+is stopped with a checkpoint, and the same command goes on.
 """
 
 import argparse
@@ -16,10 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from pathlib import Path
 
-from semidfl.report.plans import METHODS, RATIOS
+from semidfl.commands.words import flags
+from semidfl.report.plans import KINDS, METHODS, RATIOS, make_plan
+from semidfl.reproduce import options_of
 
 _GRACE = 60.0
 """seconds a stopped command has to end its round and write its checkpoints"""
@@ -38,12 +41,12 @@ def parts() -> Iterator[list[str]]:
                 cells = [["--ratio", f"{r:g}", "--alpha", f"{a:g}"] for r, a in product(RATIOS[dataset], (100.0, 0.1))]
             for cell in cells:
                 yield ["table-main", *where, "--method", method, *cell, *seeds]
-        for method in ("dfl-ub", "dfl-lb", "flexmatch", "semidfl"):
+        for method in METHODS:
             yield ["table-topology", *where, "--method", method, "--seeds", "1"]
         for name, of in (("pseudo-labels", "cifar10"), ("mixup", "mnist"), ("aggregation", "fashion-mnist")):
             if dataset == of:
                 yield [f"table-{name}", *where, "--seeds", "1"]
-        if dataset == "fashion-mnist":
+        if dataset in KINDS["figure-alpha"].datasets:
             for name, method in product(("figure-alpha", "figure-ratio"), METHODS):
                 yield [name, *where, "--method", method, "--seeds", "1"]
 
@@ -51,21 +54,23 @@ def parts() -> Iterator[list[str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*")
-    ours, _, passed = " ".join(sys.argv[1:]).partition(" -- ")
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=0.0, help="0: until all is done")
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--list", action="store_true", help="only say what would be run")
-    asked = parser.parse_args(ours.split())
+    given = [*sys.argv[1:], "--"]
+    asked, passed = parser.parse_args(given[: given.index("--")]), given[given.index("--") + 1 : -1]
     todo = [part for part in parts() if set(asked.words) <= set(part)]
+    if not todo:
+        parser.error(f"no part has all of these words: {' '.join(asked.words)}")
     if asked.list:
         print("\n".join(" ".join(part) for part in todo))
         return 0
     over = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
     with tempfile.TemporaryDirectory() as scratch:
-        whole = run_all(todo, asked.jobs, over, asked.out, Path(scratch), passed.split())
+        whole = run_all(todo, asked.jobs, over, asked.out, Path(scratch), passed)
     for table in dict.fromkeys(tuple(_whole(part)) for part in todo):
-        subprocess.run([*_REPRODUCE, *table, *passed.split(), "--run", "no", "--out", str(asked.out)], check=True)
+        subprocess.run([*_REPRODUCE, *table, *passed, "--run", "no", "--out", str(asked.out)], check=True)
     return 0 if whole else 1
 
 
@@ -78,7 +83,10 @@ def run_all(todo: list[list[str]], jobs: int, over: float, out: Path, scratch: P
     started = time.monotonic()
     while running or (waiting and time.monotonic() < over):
         while waiting and len(running) < jobs and time.monotonic() < over:
-            part = waiting.pop(0)
+            part = next((p for p in waiting if not any(_runs(p) & _runs(other) for other in running.values())), None)
+            if part is None:  # all of the rest share a run with one that is at it
+                break
+            waiting.remove(part)
             # Each part writes its part of the table to a place of its own, where nobody looks.
             own = scratch / "-".join(word.strip("-") for word in part)
             where = ["--run", "missing", "--out", str(own), "--kept", str(out / "runs.jsonl")]
@@ -91,6 +99,16 @@ def run_all(todo: list[list[str]], jobs: int, over: float, out: Path, scratch: P
             print(f"{time.monotonic() - started:6.0f} s  exit {process.returncode}  {' '.join(part)}", flush=True)
         time.sleep(0.2)
     return whole and not waiting
+
+
+def _runs(part: list[str]) -> frozenset[str]:
+    """The runs that a part is made of: two at the same time must have none in common."""
+    return _planned(tuple(part))
+
+
+@cache
+def _planned(part: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(make_plan(part[0], options_of(flags(list(part[1:])))).runs())
 
 
 def _whole(part: list[str]) -> list[str]:

@@ -52,7 +52,7 @@ USAGE = """usage: semidfl COMMAND …
   completion bash|zsh|fish        lets the shell complete commands and options: see docs/quickstart.md
   local-federation --peers 5      real peers on this machine, each a process with its own certificate
   federation new FOLDER           the file and the certificates of a new federation
-  identity init | issue | show    its authority, keys and certificates
+  identity init | issue | request | show    its authority, keys and certificates
   node --federation F --name A    run a peer; --help of each of these lists its options
   audit DIR [--format text|json]  what a peer has sent to whom
   version
@@ -93,7 +93,8 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"semidfl {__version__}")
         return 0
-    if words[-1] in ("-h", "--help") and words[0] not in ("run", "reproduce", "sweep", "bench", *_PEERS):
+    own = {"run", "reproduce", "sweep", "bench", *_PEERS} - {"audit"}
+    if words[-1] in ("-h", "--help") and words[0] not in own:
         print(USAGE.format(recipes=", ".join(RECIPES)))
         return 0
     if words[0] not in COMMANDS:

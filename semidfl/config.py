@@ -114,8 +114,8 @@ class ClassifierConfig:
     ema: float = 0.0
     """decay a round of the moving average of the mixed classifier, which then gives the pseudo-labels; 0 is off"""
     loss: Literal["mean", "sources"] = "mean"
-    """of all samples of a client, or that times its sources, so that who has labelled and pseudo-labelled samples
-    takes steps of both; methods with a loss of their own keep it"""
+    """mean: over all samples of a client; sources: that, doubled where a client has both labelled and pseudo-labelled
+    samples (generated ones do not count); methods with a loss of their own keep it"""
 
 
 @dataclass(frozen=True)

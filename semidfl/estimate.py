@@ -40,12 +40,14 @@ def memory(config: Config) -> dict[str, int]:
         networks["generator"] = (setup.generator, config.generator.batch * 2)
     for name, (network, batch) in networks.items():
         chunk = min(clients, setup.chunk(network, clients))
-        copies = 2 if name == "classifier" else 3  # weights and what SGD or Adam keep of them
-        copies += config.exchange.feedback and name in lossy(config.exchange)  # and what rounding took
+        own = config.classifier if name == "classifier" else config.generator
+        # Weights and what SGD or Adam keep of them, their moving average, …
+        copies = (2 if name == "classifier" and config.classifier.optimizer == "sgd" else 3) + (own.ema > 0)
+        copies += config.exchange.feedback and name in lossy(config.exchange)  # … and what rounding took
         parts[f"{name}: weights, optimiser"] = clients * network.size * 4 * copies
         parts[f"{name}: gradients of a chunk"] = chunk * network.size * 4 * 3
         parts[f"{name}: a step's activations"] = chunk * batch * _activations(network, setup)
-        steps = config.generator.iterations or config.classifier.iterations
+        steps = own.iterations or config.classifier.iterations
         parts[f"{name}: a round's batches"] = chunk * batch * steps * data.train_images[0].size * 4 * 3
     return parts
 

@@ -35,7 +35,7 @@ def tuned(
     method: str = "semidfl",
     seed: int = 0,
 ) -> Config:
-    """Beyond the paper's settings, within its rounds, steps and batches; clients send their momentum, too.
+    """Beyond the paper's settings, within its steps, batches and (but for digits) rounds; momentum is sent, too.
 
     Baselines get what applies to them, and follow their own publications in the rest (`variant`). Not settled yet for
     all data sets: docs/log.md has what was measured.

@@ -18,9 +18,8 @@ from semidfl.config import Config, config_hash, full_path, leaves, override
 from semidfl.data.sources import outline
 from semidfl.errors import ConfigError, RunFolderError, SemiDFLError, Stopped
 from semidfl.overall import Forecast, Overall
-from semidfl.record import checkpoint
 from semidfl.record.atomic import explain, replacing
-from semidfl.record.summaries import add_summary, read_summaries
+from semidfl.record.summaries import add_summaries, read_summaries
 from semidfl.report.extras import need
 from semidfl.report.margins import margins, margins_text
 from semidfl.report.plans import KINDS, NAMES, Cell, Options, Plan, find_kind, make_plan
@@ -42,9 +41,11 @@ names: {", ".join(KINDS)}
   --seeds N            seeds 0 to N-1 (3)
   --recipe NAME        paper (default) or tuned
   --rounds N           fewer or more than the recipe's
-  --run no             nothing is run: the table of what is done, here or in OUT/runs.jsonl
-  --run missing        what OUT/runs.jsonl has, from whichever machine, is not run again
-  --out DIR            where the tables and figures go (results)
+  --run yes            what RUNS does not have is run (default)
+        missing        what neither RUNS nor OUT/runs.jsonl, from whichever machine, has
+        no             nothing is run: the table of what either has
+  --out DIR            where tables and figures go (results), a file for each data set and recipe: where some methods,
+                       cells or fields are chosen, give another, or the whole table is overwritten
   --runs DIR           where the runs are kept (runs/reproduce)
   --kept FILE          where the summaries are put together (OUT/runs.jsonl)
   --engine ray         spread the runs over a Ray cluster (--ray-address HOST:PORT, else this machine)
@@ -109,6 +110,9 @@ def reproduce(name: str, options: Options, command: str) -> list[Path]:
     if not find_kind(name).runs:
         return _drawn(name, options)
     _writable(options.out)
+    if options.run == "no" and not any(_found(plan, options).values()):
+        where = f"neither {options.runs} nor {options.summaries}"
+        raise RunFolderError(f"{where} has a run of this table: there is nothing to write down")
     try:
         if options.run != "no":
             elsewhere = read_summaries(options.summaries) if options.run == "missing" else {}
@@ -140,7 +144,11 @@ def run_missing(
     groups = groups_of(todo, runs)
     with Overall([config for group in groups for config in group], total, forecast) as overall, Stop() as stop:
         overall.say(f"{plan.name}: {total} runs, {total - len(todo)} of them done; they are kept in {runs}")
-        for group in groups:
+        for planned in groups:
+            # Another process may have done some of them since.
+            group = [config for config in planned if finished(runs / config_hash(config)) is None]
+            if not group:
+                continue
             folders = [runs / config_hash(config) for config in group]
             # The table is the report.
             quiet = [replace(config, compute=replace(config.compute, report=False)) for config in group]
@@ -149,7 +157,7 @@ def run_missing(
                 # Two states of all clients and their optimisers: gigabytes a run, and of no use once it has ended.
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
                 if kept is not None:
-                    add_summary(kept, result.summary)
+                    add_summaries(kept, [result.summary])
                 overall.done(config, result.summary["seconds"], result.summary["accuracy"] or 0)
             if stop.requested:
                 raise Stopped("stopped between two runs")
@@ -160,8 +168,7 @@ def groups_of(todo: Sequence[Config], runs: Path, device: str = "") -> list[list
     groups: list[list[Config]] = []
     open_ones: dict[tuple[str, int], list[Config]] = {}
     for config in todo:
-        folder = runs / config_hash(config)
-        key = likeness(config), checkpoint.load_latest(folder / "checkpoints")[0] if resumable(folder) else 0
+        key = likeness(config), resumable(runs / config_hash(config))
         if len(open_ones.get(key, ())) % at_once(config, device) == 0:
             open_ones[key] = []
             groups.append(open_ones[key])
@@ -188,9 +195,7 @@ def finished(folder: Path) -> dict[str, Any] | None:
 def _write(plan: Plan, options: Options, command: str) -> list[Path]:
     """The table in three formats, and for a figure the figure too, of whatever is done."""
     found = _found(plan, options)
-    for summary in found.values():
-        if summary is not None:
-            add_summary(options.summaries, summary)
+    add_summaries(options.summaries, [summary for summary in found.values() if summary is not None])
     table = _table(plan, found, command)
     stem = _stem(plan.name, options)
     texts = {".md": markdown(table), ".csv": csv_text(table), ".tex": latex(table)}

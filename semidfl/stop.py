@@ -19,6 +19,8 @@ class Stop:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._ask)
+                outer = getattr(self._before[number], "__self__", None)
+                self.requested |= isinstance(outer, Stop) and outer.requested  # asked before this began
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:

@@ -82,6 +82,8 @@ def plan(make: Callable[[dict[str, str]], Config], flags: Mapping[str, str]) -> 
     if not tried:
         raise ConfigError("nothing to search: give some field several values, a,b,c, or a range, LOW..HIGH")
     base = make(fixed)
+    if "adatest" in (base.aggregation.weights, *tried.get("aggregation.weights", "").split(",")):
+        raise ConfigError("aggregation.weights = 'adatest' judges by test images, which must not choose settings")
     combinations = _grid(tried) if search == "grid" else _drawn(tried, int(trials or 9), base.seed)
     found = [Trial(chosen, make(fixed | chosen)) for chosen in combinations]
     if len(found) > _MOST:
@@ -90,13 +92,16 @@ def plan(make: Callable[[dict[str, str]], Config], flags: Mapping[str, str]) -> 
     if search == "halving" and "rounds" in tried:
         raise ConfigError("--search halving compares trials of as many rounds: rounds cannot be searched")
     if search == "halving" and (blind := [t for t in unique.values() if not _generates(t.config)]):
-        what = f"method {blind[0].config.method!r} with generator {blind[0].config.generator.kind!r}"
-        raise ConfigError(f"--search halving judges by accuracy on generated data, and {what} generates none")
+        config = blind[0].config
+        what = f"method {config.method!r} with generator {config.generator.kind!r}"
+        what += f" and weights {config.aggregation.weights!r}"
+        raise ConfigError(f"--search halving judges by accuracy on generated data, and {what} measures none")
     return list(unique.values()), search
 
 
 def _generates(config: Config) -> bool:
-    return getattr(find_method(config.method), "generates", False) is not False and config.generator.kind != "none"
+    makes = getattr(find_method(config.method), "generates", False) is not False and config.generator.kind != "none"
+    return makes and config.aggregation.weights != "constant"  # which asks nobody to judge
 
 
 def _range(value: str) -> tuple[float, float, bool] | None:

@@ -131,15 +131,14 @@ def open_folder(config: Config, path: Path) -> RunFolder:
     return kept
 
 
-def resumable(folder: Path) -> bool:
-    """Whether a run was begun there that can go on."""
+def resumable(folder: Path) -> int:
+    """After how many rounds a run that was begun there can go on; 0: not at all."""
     if not (folder / "config.toml").is_file():
-        return False
+        return 0
     try:
-        checkpoint.load_latest(folder / "checkpoints")
+        return checkpoint.load_latest(folder / "checkpoints")[0]
     except CheckpointError:
-        return False
-    return True
+        return 0
 
 
 def _train(

@@ -20,10 +20,11 @@ from torch.nn import functional as F
 
 import semidfl
 from semidfl import recipes
-from semidfl.cli import main
+from semidfl.cli import COMMANDS, main
 from semidfl.config import Config, from_toml, help_of, override, to_toml
 from semidfl.data import sources
 from semidfl.errors import DataError
+from semidfl.estimate import memory
 
 PHASES = {"pseudo-label", "generator", "generate", "classifier", "mix", "round"}
 QUICK = flags(method="dfl-lb", rounds=1)
@@ -405,9 +406,10 @@ def test_help_lists_the_commands(words: list[str], capsys: pytest.CaptureFixture
     assert all(word in printed for word in ("demo", "run RECIPE", "resume FOLDER", "data list", "version"))
 
 
-@pytest.mark.parametrize("command", ["demo", "resume", "data"])
-def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--help"]) == 0
+@pytest.mark.parametrize("words", [[command] for command in COMMANDS] + [["federation", "new"], ["identity", "issue"]])
+def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        assert main([*words, "--help"]) == 0
     assert "usage" in capsys.readouterr().out
 
 
@@ -429,6 +431,26 @@ def test_data_check_counts_the_digits(capsys: pytest.CaptureFixture[str]) -> Non
     counts = np.array([row[1:] for row in rows[2:-1]], dtype=int)
     assert counts.shape == (10, 2)
     assert counts.sum(0).tolist() == [1437, 360]
+
+
+def test_data_check_counts_what_has_no_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = np.array([0, 1, 1, -1, -1, -1])
+    images = np.zeros((6, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "some.npz", x_train=images, y_train=labels, x_test=images[:2], y_test=labels[:2])
+    assert main(["data", "check", str(tmp_path / "some.npz")]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[2:] == [["0", "1", "1"], ["1", "2", "1"], ["no", "label", "3", "0"], ["all", "6", "2"]]
+
+
+def test_the_estimate_knows_averages_moments_and_each_networks_steps() -> None:
+    paper = recipes.paper("digits")
+    usual = memory(paper)
+    for values in ({"classifier.ema": 0.9}, {"classifier.optimizer": "adam"}):
+        name = "classifier: weights, optimiser"
+        assert memory(override(paper, values))[name] == 1.5 * usual[name]
+    fewer = memory(override(paper, {"generator.iterations": 1}))
+    assert fewer["generator: a round's batches"] == usual["generator: a round's batches"] / 10
+    assert fewer["classifier: a round's batches"] == usual["classifier: a round's batches"]
 
 
 def test_data_get_verifies_the_digits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -284,8 +284,11 @@ def test_random_trials_stay_in_their_ranges_and_are_the_same_again() -> None:
         ({"classifier.lr": "0..1/log", "search": "random"}, "is no range"),
         ({"classifier.lr": "0.1,fast"}, "must be a number"),
         ({"clasifier.lr": "0.1,0.2"}, "did you mean 'classifier.lr'"),
-        ({"seed": "1,2", "method": "dfl-lb", "search": "halving"}, "generates none"),
-        ({"seed": "1,2", "generator.kind": "none", "search": "halving"}, "generates none"),
+        ({"seed": "1,2", "method": "dfl-lb", "search": "halving"}, "measures none"),
+        ({"seed": "1,2", "generator.kind": "none", "search": "halving"}, "measures none"),
+        ({"seed": "1,2", "aggregation.weights": "constant", "search": "halving"}, "measures none"),
+        ({"seed": "1,2", "aggregation.weights": "adatest"}, "judges by test images"),
+        ({"aggregation.weights": "adagen,adatest"}, "judges by test images"),
         ({"rounds": "4,2", "search": "halving"}, "rounds cannot be searched"),
     ],
 )

@@ -372,6 +372,13 @@ def test_one_site_alone_may_lack_labels(tmp_path: Path) -> None:
         load_site(tmp_path / "b", ("0", "2"), (1, 8, 8))
 
 
+def test_a_site_is_not_tested_on_images_without_a_label(tmp_path: Path) -> None:
+    """It would find out after the last round."""
+    lay(sites(tmp_path), "b/test/unlabeled/40.png", "b/test/0/41.png")
+    with pytest.raises(DataError, match="1 images have no label, and testing needs it"):
+        load_site(tmp_path / "b", ("0", "1"), (1, 8, 8))
+
+
 def test_class_names() -> None:
     assert class_names("") == ()
     assert class_names(" a b, c") == ("a b", "c")

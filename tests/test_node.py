@@ -1,7 +1,9 @@
 """The parts of a peer one by one: certificates, the federation file, the audit, own data, the exchange."""
 
+import errno
 import json
 import logging
+import os
 import random
 import sys
 import threading
@@ -18,7 +20,7 @@ from folders import save
 
 from semidfl.cli import main
 from semidfl.data.shards import Space
-from semidfl.errors import DataError, FederationError, IdentityError, SemiDFLError
+from semidfl.errors import DataError, FederationError, IdentityError, RunFolderError, SemiDFLError
 from semidfl.exchange.base import Neighbourhood
 from semidfl.exchange.client import Neighbour
 from semidfl.exchange.grpc import GrpcExchange
@@ -121,6 +123,26 @@ def test_the_deny_list_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert denied.holds("one", "")  # nobody is let in by a lost file
     (tmp_path / "denied.txt").write_text("\n")
     assert not denied.holds("one", "abcd")
+
+
+def test_a_deny_list_that_cannot_be_read_lets_nobody_in(tmp_path: Path) -> None:
+    (tmp_path / "denied.txt").write_bytes(b"one # \xff\n")
+    with pytest.raises(IdentityError, match="cannot be read"):
+        DenyList(tmp_path / "denied.txt", LOG)
+
+
+def test_a_deny_list_damaged_while_it_is_in_force_stays_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    (tmp_path / "denied.txt").write_text("one\n")
+    denied = DenyList(tmp_path / "denied.txt", logging.getLogger("heard"))
+    assert denied.holds("one")
+    (tmp_path / "denied.txt").write_bytes(b"two # \xff\n")
+    with caplog.at_level("WARNING"):
+        assert all(denied.holds("one") for _ in range(5))
+    assert caplog.text.count("cannot be read") == 1
 
 
 # --- the federation file ----------------------------------------------------------------------------------------------
@@ -337,6 +359,28 @@ def test_the_audit_shows_what_left_and_that_nothing_was_taken_out(tmp_path: Path
         (tmp_path / "audit.jsonl").write_text("".join(changed))
         assert main(["audit", str(tmp_path)]) == 1
         assert "CHANGED OR DAMAGED: lines 2 do not follow" in capsys.readouterr().err
+
+
+def test_an_audit_on_a_full_disk_holds_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit, write = Audit(tmp_path), os.write
+    audit.sends("two", "models", 1, ["classifier"], 1000, b"\1" * 32)
+    left = [40]
+
+    def short(handle: int, data: bytes) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "full")
+        some = data[: left[0]]
+        left[0] -= len(some)
+        return write(handle, some)
+
+    monkeypatch.setattr(os, "write", short)
+    with pytest.raises(RunFolderError, match="the disk is full"):
+        audit.sends("two", "models", 2, ["classifier"], 1000, b"\1" * 32)
+    monkeypatch.undo()
+    audit.sends("two", "models", 2, ["classifier"], 1000, b"\1" * 32)
+    audit.close()
+    assert sum_up(tmp_path).broken == []
+    assert sum_up(tmp_path).lines == 2
 
 
 def test_an_audit_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
@@ -567,3 +611,12 @@ def test_a_summary_is_plain_json(tmp_path: Path) -> None:
     line = json.loads((tmp_path / "audit.jsonl").read_text())
     assert list(line) == ["time", "peer", "topic", "round", "tensors", "bytes", "sha256", "previous"]
     assert line["sha256"] == "ff" * 32
+
+
+def test_a_state_that_lacks_a_part_is_not_collected(trio: list[GrpcExchange]) -> None:
+    """Who catches up needs all of it; a neighbour that leaves a part out is as good as silent."""
+    states = [{"classifier": torch.ones(len(x.plan.clients), 4)} for x in trio]
+    for exchange, state in zip(trio[1:], (states[1], {}), strict=True):
+        exchange.enter(3)
+        exchange.publish(3, "state", state)
+    assert set(trio[0].collect("state", states[0], 0)) == {"two"}

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from semidfl.data.sources import CATALOGUE
 from semidfl.errors import RunFolderError
 from semidfl.overall import Forecast, Overall, describe
 from semidfl.record.folder import RunFolder
-from semidfl.record.summaries import add_summary, read_summaries
+from semidfl.record.summaries import add_summaries, read_summaries
 from semidfl.report.margins import margins
 from semidfl.report.plans import KINDS, Options, Plan, make_plan
 from semidfl.reproduce import options_of
@@ -433,6 +434,14 @@ def test_a_table_can_be_made_from_the_kept_summaries_alone(
     assert len(kept.splitlines()) == 4
 
 
+def test_a_table_is_not_overwritten_by_one_without_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/table-main-digits.md").write_text("a table")
+    assert main([*ONE_CELL, "--run=no"]) == 2
+    assert "has a run of this table" in capsys.readouterr().err
+    assert (tmp_path / "results/table-main-digits.md").read_text() == "a table"
+
+
 def test_only_what_nobody_has_run_is_run_where_that_is_asked_for(started: list[str], tmp_path: Path) -> None:
     words = [*ONE_CELL, "--method=dfl-lb", "--rounds=2"]
     assert main([*words, "--seeds=1"]) == 0
@@ -446,24 +455,53 @@ def test_only_what_nobody_has_run_is_run_where_that_is_asked_for(started: list[s
 
 def test_a_run_that_ended_in_nan_is_kept_as_its_folder_has_it(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    add_summary(path, {"config": "a", "accuracy": math.nan, "per_client": [0.5, math.nan]})
+    add_summaries(path, [{"config": "a", "accuracy": math.nan, "per_client": [0.5, math.nan]}])
     assert read_summaries(path) == {"a": {"config": "a", "accuracy": None, "per_client": [0.5, None]}}
 
 
 def test_of_several_lines_of_a_run_the_last_counts_and_none_is_repeated(tmp_path: Path) -> None:
     path = tmp_path / "results/runs.jsonl"
     for accuracy in (0.1, 0.2, 0.2, 0.3):
-        add_summary(path, {"config": "a", "accuracy": accuracy})
+        add_summaries(path, [{"config": "a", "accuracy": accuracy}])
     assert read_summaries(path) == {"a": {"config": "a", "accuracy": 0.3}}
     assert len(path.read_text().splitlines()) == 3
 
 
 def test_processes_may_add_to_the_same_file(tmp_path: Path) -> None:
     path, names = tmp_path / "runs.jsonl", [f"{i}" for i in range(200)]
-    summaries = [{"config": name, "per_client": [0.5] * 100} for name in names]
+    summaries = [[{"config": name, "per_client": [0.5] * 100}] for name in names]
     with ProcessPoolExecutor(4) as pool:
-        list(pool.map(add_summary, [path] * len(names), summaries))
+        list(pool.map(add_summaries, [path] * len(names), summaries))
     assert sorted(read_summaries(path)) == sorted(names)
+
+
+def test_what_a_killed_writer_left_of_a_line_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    add_summaries(path, [{"config": "a"}, {"config": "b"}])
+    path.write_bytes(path.read_bytes()[:-5])
+    assert read_summaries(path) == {"a": {"config": "a"}}
+    add_summaries(path, [{"config": "c"}])
+    assert read_summaries(path) == {"a": {"config": "a"}, "c": {"config": "c"}}
+
+
+def test_what_another_process_has_done_meanwhile_is_not_done_again(
+    started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*ONE_CELL, "--method=dfl-lb", "--rounds=2", "--seeds=2"]
+    ours = reproduce.run_together
+
+    def with_company(configs: Sequence[Config], folders: Sequence[Path], progress: Any) -> Any:
+        """While the first run trains, somebody else does the second."""
+        monkeypatch.setattr(reproduce, "run_together", ours)
+        assert main([*words, "--run=yes"]) == 0
+        return [reproduce_result(folder) for folder in folders]
+
+    def reproduce_result(folder: Path) -> Any:
+        return SimpleNamespace(summary=reproduce.finished(folder))
+
+    monkeypatch.setattr(reproduce, "run_together", with_company)
+    assert main(words) == 0
+    assert started == ["dfl-lb 0", "dfl-lb 1"]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "3", "{}", '{"accuracy": 1}'])

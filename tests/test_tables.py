@@ -36,9 +36,7 @@ def test_the_parts_of_a_table_are_the_table(tables: ModuleType) -> None:
         assert runs
         whole.setdefault(tuple(tables._whole(part)), set()).update(runs)
     for table, runs in whole.items():
-        missing = plan_runs(list(table)) - runs
-        # On other graphs the parts are those methods that the results are to show.
-        assert not missing or table[0] == "table-topology", table
+        assert plan_runs(list(table)) == runs, table
     assert {table[0] for table in whole} == {name for name, kind in KINDS.items() if kind.runs}
 
 
@@ -47,6 +45,7 @@ def note(tables: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, body
     log = folder / "log"
     head = ["import sys, time", f"log = open({str(log)!r}, 'a', buffering=1)", "print('start', sys.argv[1], file=log)"]
     code = "\n".join([*head, body, "print('end', sys.argv[1], file=log)"])
+    monkeypatch.setattr(tables, "_runs", lambda part: {part[0]})
     monkeypatch.setattr(tables, "_REPRODUCE", [sys.executable, "-c", code])
     return log
 
@@ -55,12 +54,12 @@ def test_no_more_than_so_many_run_at_a_time_and_a_failure_is_told(
     tables: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = note(tables, monkeypatch, tmp_path, "time.sleep(0.3)\nif sys.argv[1] == 'b': sys.exit(3)")
-    todo = [["a", "--x", "1"], ["b", "--x", "1"], ["c", "--x", "1"]]
+    todo = [["a"], ["b"], ["c"]]
     assert not tables.run_all(todo, 2, time.monotonic() + 60, tmp_path, tmp_path, ["--more", "1"])
     lines = log.read_text().split("\n")
     assert {lines[0], lines[1]} == {"start a", "start b"}
     assert sorted(filter(None, lines)) == ["end a", "end c", "start a", "start b", "start c"]
-    assert "exit 3  b --x 1" in capsys.readouterr().out
+    assert "exit 3  b" in capsys.readouterr().out
     assert tables.run_all(todo[:1], 2, time.monotonic() + 60, tmp_path, tmp_path, [])
 
 
@@ -81,3 +80,37 @@ def test_it_lists_what_words_choose(
     monkeypatch.setattr(sys, "argv", ["tables.py", "tuned", "table-mixup", "--list"])
     assert tables.main() == 0
     assert capsys.readouterr().out == "table-mixup --dataset mnist --recipe tuned --seeds 1\n"
+
+
+def test_parts_that_share_a_run_take_turns(tables: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = note(tables, monkeypatch, tmp_path, "time.sleep(0.5)")
+    monkeypatch.setattr(tables, "_runs", lambda part: {"x"} if part[0] in "ab" else {part[0]})
+    assert tables.run_all([["a"], ["b"], ["c"]], 3, time.monotonic() + 60, tmp_path, tmp_path, [])
+    lines = log.read_text().splitlines()
+    assert lines.index("end a") < lines.index("start b")
+    assert lines.index("start c") < lines.index("start b")
+
+
+@pytest.mark.parametrize("words", [["no-such-table"], ["tuned", "digits", "--", "--rounds", "1"]])
+def test_words_that_choose_nothing_are_refused(
+    words: list[str], tables: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tables.py", *words])
+    with pytest.raises(SystemExit, match="2"):
+        tables.main()
+    assert "no part has all of these words" in capsys.readouterr().err
+
+
+def test_options_after_two_dashes_are_passed_on(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    code = f"import sys; print(sys.argv[1:], file=open({str(log)!r}, 'a'))"
+    monkeypatch.setattr(tables, "_REPRODUCE", [sys.executable, "-c", code])
+    monkeypatch.setattr(sys, "argv", ["tables.py", "table-mixup", "paper", "--out", "a b", "--", "--rounds", "1"])
+    assert tables.main() == 0
+    ran, written = log.read_text().splitlines()
+    for line in (ran, written):
+        assert "'--rounds', '1'" in line
+    assert "'--kept', 'a b/runs.jsonl'" in ran
+    assert written.endswith("'--run', 'no', '--out', 'a b']")

@@ -125,6 +125,23 @@ def server(place: Path) -> Iterator[Server]:
     assert "Traceback" not in server.close()
 
 
+def test_runs_that_cannot_be_read_leave_the_others_on_the_page(tmp_path: Path) -> None:
+    for name in ("good", "damaged", "other"):
+        make_run(tmp_path / "runs" / name, rounds=3)
+    lines = (tmp_path / "runs/damaged/metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "runs/damaged/metrics.jsonl").write_bytes(b"{\n" + b"".join(lines))
+    (tmp_path / "runs/other/config.toml").write_text("[classifier]\nflavour = 3\n")
+    server = Server("runs", cwd=tmp_path)
+    try:
+        for name in ("good", "damaged", "other"):
+            status, page = server.get(f"?run={name}")
+            assert status == 200
+            assert b"is damaged" in page
+            assert b"flavour" in page
+    finally:
+        assert "Traceback" not in server.close()
+
+
 def test_only_pictures_of_its_runs_are_served(server: Server, place: Path) -> None:
     assert server.get("picture?run=first&round=60")[1] == (place / "runs/first/samples/round-000060.png").read_bytes()
     for query in ("run=first&round=61", "run=../..&round=1", "run=first&round=../../config", "run=nowhere&round=60"):

@@ -74,7 +74,9 @@ def _data_report(report: "Report") -> str:
     lines.append(f"{'class':14} {'training':>9} {'test':>9}")
     rows = zip(report.classes, report.train_counts, report.test_counts, strict=True)
     lines += [f"{name:14} {train:9} {test:9}" for name, train, test in rows]
-    lines.append(f"{'all':14} {sum(report.train_counts):9} {sum(report.test_counts):9}")
+    if report.unlabelled:
+        lines.append(f"{'no label':14} {report.unlabelled:9} {0:9}")
+    lines.append(f"{'all':14} {sum(report.train_counts) + report.unlabelled:9} {sum(report.test_counts):9}")
     return "\n".join(lines)
 
 

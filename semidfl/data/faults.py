@@ -66,9 +66,14 @@ def content_faults(listing: Listing, readable: Sequence[Picture]) -> Iterator[Fa
             NOTE,
             f"classes are unbalanced: {many} labels of {most!r}, {few} of {least!r}; more of the rare ones help most",
         )
-    if any(p.test and p.label is None for p in readable):
-        number = sum(p.test and p.label is None for p in readable)
-        yield Fault(STOP, f"{root}/test: {number} images have no label, and testing needs it: label or remove them")
+    yield from untestable(listing, readable)
+
+
+def untestable(listing: Listing, readable: Sequence[Picture]) -> Iterator[Fault]:
+    """Images to test on whose class nobody knows."""
+    if number := sum(p.test and p.label is None for p in readable):
+        where = f"{listing.root}/test"
+        yield Fault(STOP, f"{where}: {number} images have no label, and testing needs it: label or remove them")
 
 
 def typos(listing: Listing) -> Iterator[Fault]:

@@ -4,6 +4,7 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from semidfl.config import Config, DataConfig
 from semidfl.data.dataset import Dataset, Images, Labels
-from semidfl.data.faults import refuse, typos
+from semidfl.data.faults import refuse, typos, untestable
 from semidfl.data.folder import Listing, Picture, scan
 from semidfl.data.pictures import Pixels, Shape, read_pictures
 from semidfl.errors import DataError
@@ -134,7 +135,7 @@ def load_site(
 ) -> Parts:
     """One real site's folder, which may lack labels and so a test part; classes and shape are what all agreed on."""
     own = _own(path, classes, shape[1:], shape[0], cache)
-    if wrong := next(typos(own.listing), None):
+    if wrong := next(chain(typos(own.listing), untestable(own.listing, own.pictures)), None):
         raise DataError(wrong.text)
     _warn(own)
     return parts_of(own, percent, seed)

@@ -69,6 +69,8 @@ class Report:
     """training images of each class"""
     test_counts: tuple[int, ...]
     """test images of each class"""
+    unlabelled: int
+    """training images without a label"""
     memory: int
     """bytes of all arrays"""
 
@@ -149,10 +151,11 @@ def check(name_or_path: str) -> Report:
     data = load(name_or_path)
     arrays = (data.train_images, data.train_labels, data.test_images, data.test_labels)
     train, test = (
-        tuple(int(n) for n in np.bincount(labels, minlength=len(data.classes)))
+        tuple(int(n) for n in np.bincount(labels[labels >= 0], minlength=len(data.classes)))
         for labels in (data.train_labels, data.test_labels)
     )
-    return Report(data.name, data.shape, data.classes, train, test, sum(array.nbytes for array in arrays))
+    unlabelled = int((data.train_labels < 0).sum())
+    return Report(data.name, data.shape, data.classes, train, test, unlabelled, sum(array.nbytes for array in arrays))
 
 
 def cache_folder() -> Path:

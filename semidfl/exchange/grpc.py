@@ -320,7 +320,8 @@ class GrpcExchange:
 
         answers = await asyncio.gather(*map(one, self._lines))
         found = zip(self._lines, answers, strict=True)
-        return {name: a for name, a in found if a is not None and a.tensors is not None}
+        # Of another round a part may be lacking, which is no offence, but no help here either.
+        return {name: a for name, a in found if a and a.tensors is not None and spec.needed <= a.tensors.keys()}
 
 
 def _optional(topic: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

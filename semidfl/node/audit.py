@@ -17,6 +17,7 @@ from typing import Any
 
 from semidfl.errors import RunFolderError
 from semidfl.record.atomic import explain
+from semidfl.record.folder import write_whole
 
 __all__ = ["Audit", "Summary", "sum_up"]
 
@@ -69,7 +70,7 @@ class Audit:
         with self._lock:
             line = json.dumps({"time": time, **entry, "previous": self._previous}).encode() + b"\n"
             try:
-                os.write(self._handle, line)
+                write_whole(self._handle, line)
             except OSError as error:
                 # What cannot be written down is not sent: the error goes up to whoever was about to send.
                 raise RunFolderError(explain(self.path, error)) from error

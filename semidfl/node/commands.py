@@ -93,6 +93,9 @@ def _line(certificate: object) -> str:
 def federation(words: list[str]) -> int:
     from semidfl.node.local import free_ports, new_federation
 
+    if any(word in ("-h", "--help") for word in words):
+        print(FEDERATION)
+        return 0
     if words[:1] != ["new"] or len(words) < 2 or words[1].startswith("-"):
         raise ConfigError(FEDERATION)
     folder = Path(words[1])

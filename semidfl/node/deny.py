@@ -8,6 +8,8 @@ import logging
 import time
 from pathlib import Path
 
+from semidfl.errors import IdentityError
+
 __all__ = ["DenyList"]
 
 _PAUSE = 1.0
@@ -20,6 +22,11 @@ class DenyList:
         self._entries: frozenset[str] = frozenset()
         self._stamp: tuple[int, int] | None = None
         self._looked = -_PAUSE
+        if path.exists():
+            try:
+                path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:  # else everybody on it would be let in
+                raise IdentityError(f"the deny list {path} cannot be read ({error}): mend or remove it") from None
 
     def holds(self, name: str, fingerprint: str = "") -> bool:
         self._refresh()
@@ -35,6 +42,7 @@ class DenyList:
             stamp = (stat.st_mtime_ns, stat.st_size)
             if stamp == self._stamp:
                 return
+            self._stamp = stamp  # what cannot be read is told once
             lines = self.path.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
             # A list that vanishes while it is in force stays in force: nobody is let in by a lost file.
@@ -49,4 +57,4 @@ class DenyList:
         entries = frozenset(word for word in words if word)
         if entries != self._entries:
             self.log.warning("deny list: %s", ", ".join(sorted(entries)) or "empty")
-        self._entries, self._stamp = entries, stamp
+        self._entries = entries

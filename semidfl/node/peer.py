@@ -37,6 +37,7 @@ from semidfl.record import checkpoint
 from semidfl.record.card import model_card
 from semidfl.record.clients import write_clients, write_confusion
 from semidfl.record.folder import RunFolder
+from semidfl.record.version import refuse_other_version
 from semidfl.report.html import at_the_end
 from semidfl.setup import Setup
 from semidfl.stop import Stop
@@ -266,6 +267,7 @@ def _resume(kept: RunFolder, cohort: Cohort, config: str) -> int:
     done = 0
     if any(kept.checkpoints.glob("*.safetensors")):
         done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
+        refuse_other_version(kept.checkpoints, meta, "go on with that version, or pass --overwrite to start anew")
         if meta.get("config") != config:
             raise CheckpointError(f"{kept.checkpoints} is of another config: pass --overwrite to start anew")
         cohort.restore(tensors)

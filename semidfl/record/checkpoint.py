@@ -19,7 +19,7 @@ from torch import Tensor
 from semidfl.errors import CheckpointError
 from semidfl.record.atomic import explain, replacing
 
-__all__ = ["load_latest", "load_model", "save", "save_model"]
+__all__ = ["files", "load_latest", "load_model", "save", "save_model"]
 
 _KEPT = 2
 _CHECKSUM = "crc32"
@@ -33,7 +33,7 @@ def save(folder: Path, round: int, tensors: Mapping[str, Tensor], meta: Mapping[
 
 def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, str]]:
     """The newest readable checkpoint: its round, tensors (on the CPU) and text."""
-    rounds = _rounds(folder)
+    rounds = files(folder)
     for number in sorted(rounds, reverse=True):
         try:
             return number, *load_model(rounds[number])
@@ -99,14 +99,15 @@ def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
     return f"{value:08x}"
 
 
-def _rounds(folder: Path) -> dict[int, Path]:
+def files(folder: Path) -> dict[int, Path]:
+    """The checkpoints that are there, by their rounds."""
     names = ((re.fullmatch(r"round-(\d+)\.safetensors", path.name), path) for path in folder.glob("round-*"))
     return {int(match[1]): path for match, path in names if match}
 
 
 def _prune(folder: Path, latest: int) -> None:
     """Keep `latest` and the one before; later ones are of a future that a resume gave up."""
-    rounds = _rounds(folder)
+    rounds = files(folder)
     kept = sorted(number for number in rounds if number <= latest)[-_KEPT:]
     for number, path in rounds.items():
         if number not in kept:

@@ -96,20 +96,15 @@ def _rows(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> dict[int, i
 
 def _complete(folder: Path) -> Iterator[tuple[int, list[Path]]]:
     """Rounds with the files that make them up, a whole one first."""
-    for number, file in _files(folder).items():
+    for number, file in checkpoint.files(folder).items():
         yield number, [file]
     sets: dict[int, dict[int, dict[int, Path]]] = {}
     for _, part, count, path in _partial(folder):
-        sets.setdefault(count, {})[part] = _files(path)
+        sets.setdefault(count, {})[part] = checkpoint.files(path)
     for count, parts in sets.items():
         if len(parts) == count:
             for number in set.intersection(*(set(files) for files in parts.values())):
                 yield number, [parts[part][number] for part in sorted(parts)]
-
-
-def _files(folder: Path) -> dict[int, Path]:
-    names = ((re.fullmatch(r"round-(\d+)\.safetensors", path.name), path) for path in folder.glob("round-*"))
-    return {int(match[1]): path for match, path in names if match}
 
 
 def _partial(folder: Path) -> list[tuple[str, int, int, Path]]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -185,12 +186,14 @@ class Page:
         self._look_again()
 
     def _read(self) -> None:
-        self._error = ""
-        try:
-            for name in {self._name, *self._chosen()} & self._library.names().keys():
+        """A run that cannot be read says so, and the others are shown all the same."""
+        errors = []
+        for name in sorted({self._name, *self._chosen()} & self._library.names().keys()):
+            try:
                 self._library.open(name).refresh()
-        except SemiDFLError as error:
-            self._error = str(error)
+            except SemiDFLError as error:
+                errors.append(str(error))
+        self._error = "; ".join(errors)
 
     def _chosen(self) -> list[str]:
         return list(self._compared.value or [])
@@ -211,10 +214,10 @@ class Page:
             self._seen = seen
 
     def _fingerprint(self, names: list[str]) -> tuple[Any, ...]:
-        try:
-            runs = [self._library.open(name) for name in (self._name, *self._chosen()) if name in names]
-        except SemiDFLError:
-            runs = []
+        runs = []
+        for name in (self._name, *self._chosen()):
+            with suppress(SemiDFLError):
+                runs += [self._library.open(name)] if name in names else []
         return (self._error, tuple((run.folder, run.rounds, run.status, len(run.samples)) for run in runs))
 
     def _update(self) -> None:
@@ -287,12 +290,11 @@ class Page:
         self._compare_card.show(len(names) > 1)
         runs = []
         for name in self._chosen():
-            try:
-                runs.append((name, self._library.open(name)))
-            except (KeyError, SemiDFLError):
-                continue
-            if not runs[-1][1].records:
-                runs[-1][1].refresh()
+            with suppress(KeyError, SemiDFLError):
+                run = self._library.open(name)
+                if not run.records:
+                    run.refresh()
+                runs.append((name, run))
         self._compare_card.say(f"{len(runs)} of {len(names)} runs: the mean over each run's clients.")
         self._compare_keys.set_content(keys([(name, look.series[k % 7], "") for k, (name, _) in enumerate(runs)]))
         self._compare.show(charts.comparison(runs, look))
