@@ -17,11 +17,11 @@ _BULLET = re.compile(r"\s*([-*]|\d+\.)\s+")
 
 
 def wrapped(text: str) -> str:
-    return "\n".join(line for block in _blocks(text.split("\n")) for line in _fold(block))
+    return "\n".join(line for prose, block in _blocks(text.split("\n")) for line in (_fold(block) if prose else block))
 
 
-def _blocks(lines: list[str]) -> Iterator[list[str]]:
-    """Paragraphs and items of lists, each as its lines; whatever is not prose line by line."""
+def _blocks(lines: list[str]) -> Iterator[tuple[bool, list[str]]]:
+    """Whether it is prose, and the lines of a paragraph or item of a list; whatever is not prose line by line."""
     block: list[str] = []
     code = False
     for line in lines:
@@ -29,14 +29,14 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
         plain = code or fence or not line.strip() or line.lstrip().startswith(("|", "#", "![", "<"))
         code ^= fence
         if block and (plain or _BULLET.match(line)):
-            yield block
+            yield True, block
             block = []
         if plain:
-            yield [line]
+            yield False, [line]
         else:
             block.append(line)
     if block:
-        yield block
+        yield True, block
 
 
 def _fold(block: list[str]) -> list[str]:

@@ -25,8 +25,8 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines if re.match(r"semidfl [a-z]", line)]
 
 
-@pytest.mark.parametrize("script", ["reference.py", "results.py"])
-def test_what_is_generated_is_current(script: str) -> None:
+@pytest.mark.parametrize("script", ["reference.py", "results.py", "wrap.py"])
+def test_what_a_script_keeps_is_current(script: str) -> None:
     done = subprocess.run([sys.executable, ROOT / "docs" / script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
