@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,6 @@ from semidfl.data.sources import CATALOGUE
 from semidfl.errors import RunFolderError
 from semidfl.overall import Forecast, Overall, describe
 from semidfl.record.folder import RunFolder
-from semidfl.record.summaries import add_summaries, read_summaries
 from semidfl.report.margins import margins
 from semidfl.report.plans import KINDS, Options, Plan, make_plan
 from semidfl.reproduce import options_of
@@ -451,37 +449,6 @@ def test_only_what_nobody_has_run_is_run_where_that_is_asked_for(started: list[s
     shutil.rmtree(tmp_path / "runs")
     assert main([*words, "--seeds=2"]) == 0  # to reproduce is to run
     assert started[2:] == ["dfl-lb 0", "dfl-lb 1"]
-
-
-def test_a_run_that_ended_in_nan_is_kept_as_its_folder_has_it(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    add_summaries(path, [{"config": "a", "accuracy": math.nan, "per_client": [0.5, math.nan]}])
-    assert read_summaries(path) == {"a": {"config": "a", "accuracy": None, "per_client": [0.5, None]}}
-
-
-def test_of_several_lines_of_a_run_the_last_counts_and_none_is_repeated(tmp_path: Path) -> None:
-    path = tmp_path / "results/runs.jsonl"
-    for accuracy in (0.1, 0.2, 0.2, 0.3):
-        add_summaries(path, [{"config": "a", "accuracy": accuracy}])
-    assert read_summaries(path) == {"a": {"config": "a", "accuracy": 0.3}}
-    assert len(path.read_text().splitlines()) == 3
-
-
-def test_processes_may_add_to_the_same_file(tmp_path: Path) -> None:
-    path, names = tmp_path / "runs.jsonl", [f"{i}" for i in range(200)]
-    summaries = [[{"config": name, "per_client": [0.5] * 100}] for name in names]
-    with ProcessPoolExecutor(4) as pool:
-        list(pool.map(add_summaries, [path] * len(names), summaries))
-    assert sorted(read_summaries(path)) == sorted(names)
-
-
-def test_what_a_killed_writer_left_of_a_line_does_no_harm(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    add_summaries(path, [{"config": "a"}, {"config": "b"}])
-    path.write_bytes(path.read_bytes()[:-5])
-    assert read_summaries(path) == {"a": {"config": "a"}}
-    add_summaries(path, [{"config": "c"}])
-    assert read_summaries(path) == {"a": {"config": "a"}, "c": {"config": "c"}}
 
 
 def test_what_another_process_has_done_meanwhile_is_not_done_again(
