@@ -83,5 +83,6 @@ def probabilities(network: Network, space: Space, params: Tensor, images: Tensor
 
 def accuracy(network: Network, space: Space, params: Tensor, images: Tensor, labels: Tensor, limit: int) -> Tensor:
     """Share of right answers of every client (C,); images and labels may be shared by all (first axis 1)."""
-    right = probabilities(network, space, params, images, limit).argmax(2) == labels
+    p = probabilities(network, space, params, images, limit)
+    right = (p.argmax(2) == labels) & ~p[..., 0].isnan()  # a network that has diverged answers nothing, not class 0
     return right.double().mean(1)

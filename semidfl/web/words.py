@@ -16,8 +16,8 @@ def accuracy_words(run: History) -> str:
     if not rounds:
         return f"The first test comes after round {run.config.evaluation.every}."
     last = 100 * values[-1][np.isfinite(values[-1])]
-    if not len(last):
-        return f"No model gives a number after round {rounds[-1]}: training has diverged."
+    if not last.any():
+        return f"No model gives a right answer after round {rounds[-1]}: training has diverged."
     if len(last) == 1:
         return f"{last[0]:.1f} % after round {rounds[-1]}."
     return f"Mean {last.mean():.1f} %, clients from {last.min():.1f} to {last.max():.1f} %, after round {rounds[-1]}."
