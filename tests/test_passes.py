@@ -7,9 +7,9 @@ import torch
 from helpers import random
 from small import tiny
 
+from semidfl import topology
 from semidfl.config import override
 from semidfl.data.sources import load
-from semidfl.experiment import prepare
 from semidfl.models import stacked
 from semidfl.models.stacked import WIDE, Network
 from semidfl.models.unet import UNet
@@ -18,7 +18,7 @@ from semidfl.setup import Setup
 
 def setup_of(model: str, device: str, **compute: object) -> Setup:
     config = override(tiny(), {"classifier.model": model, **{f"compute.{k}": v for k, v in compute.items()}})
-    return replace(prepare(config, load("digits"))[0].setup, device=torch.device(device))
+    return replace(Setup.of(config, load("digits"), topology.build(config.graph, 0)), device=torch.device(device))
 
 
 @pytest.mark.parametrize(
