@@ -26,5 +26,5 @@ def test_a_run_that_diverges_ends_and_says_so(tmp_path: Path) -> None:
     assert ended.accuracy == 0
     history = History(tmp_path / "run")
     history.refresh()
-    assert accuracy_words(history) == "No model gives a right answer after round 5: training has diverged."
+    assert accuracy_words(history) == "No model gives a right answer after round 5: training may have diverged."
     assert "0.00 %" in (tmp_path / "run/model_card.md").read_text()

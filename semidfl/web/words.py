@@ -17,7 +17,7 @@ def accuracy_words(run: History) -> str:
         return f"The first test comes after round {run.config.evaluation.every}."
     last = 100 * values[-1][np.isfinite(values[-1])]
     if not last.any():
-        return f"No model gives a right answer after round {rounds[-1]}: training has diverged."
+        return f"No model gives a right answer after round {rounds[-1]}: training may have diverged."
     if len(last) == 1:
         return f"{last[0]:.1f} % after round {rounds[-1]}."
     return f"Mean {last.mean():.1f} %, clients from {last.min():.1f} to {last.max():.1f} %, after round {rounds[-1]}."
