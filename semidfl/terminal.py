@@ -45,6 +45,7 @@ class Progress:
         self.accuracy: list[float] = []
         self.loss = math.nan
         self.seconds: Mapping[str, float] = {}
+        self._broken = False
         self._clock = clock
         self._times: deque[float] = deque(maxlen=_WINDOW + 1)
         plain = not _can_draw(self.stream) if plain is None else plain
@@ -66,6 +67,18 @@ class Progress:
         self.loss = fmean(losses) if losses else math.nan
         self.seconds = record.get("seconds") or {}
         self._view.update(tested=bool(record.get("accuracy")))
+        self._warn(record)
+
+    def _warn(self, record: Mapping[str, Any]) -> None:
+        """Say once that training has come apart: what follows is not worth waiting for."""
+        broken = [client for client, loss in enumerate(record.get("loss") or []) if loss is None]
+        if broken and not self._broken:
+            clients = f"client {broken[0]}" if len(broken) == 1 else f"{len(broken)} clients"
+            self.note(
+                f"round {self.done}: the loss of {clients} is no number any more, and neighbours will follow; "
+                "smaller steps may help (--classifier.lr)"
+            )
+            self._broken = True
 
     def note(self, text: str) -> None:
         """Print a line that stays."""

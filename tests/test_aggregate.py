@@ -95,6 +95,17 @@ def test_mixing_a_large_sparse_graph() -> None:
         assert_close(mix(equal_weights(scene.near), scene.near, params, ordered), expected, 1e-6)
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_broken_network_reaches_its_neighbours_only(ordered: bool) -> None:
+    """In a line of five, mixed as a product or not, client 0 is next to client 1 and to nobody else."""
+    line = topology([[1], [0, 2], [1, 3], [2, 4], [3]])
+    scene = Scene(line, list(range(5)), list(range(5)))
+    params = random(1, 5, 7)
+    params[0, 3] = torch.nan
+    mixed = mix(equal_weights(scene.near), scene.near, params, ordered)
+    assert mixed.isnan().any(1).tolist() == [True, True, False, False, False]
+
+
 def test_ordered_mixing_gives_the_same_bits_wherever_clients_are_placed() -> None:
     """Neighbourhoods of 14 to 40: long enough that a sum over padded rows would take another order."""
     ids = list(range(40))

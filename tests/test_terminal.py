@@ -86,6 +86,18 @@ def test_clients_without_a_finite_accuracy_do_not_break_the_line() -> None:
     assert "accuracy 0.500" in stream.getvalue()
 
 
+def test_a_run_that_comes_apart_says_so_once() -> None:
+    progress, stream = plain()
+    progress.start(9, 1, "LLU")
+    progress.update(1, {"loss": [0.5, 0.5, 0.0]})
+    progress.update(2, {"loss": [0.5, None, 0.0]})
+    progress.update(3, {"loss": [None, None, 0.0]})
+    assert [line for line in stream.getvalue().splitlines() if "no number" in line] == [
+        "round 2: the loss of client 1 is no number any more, and neighbours will follow; "
+        "smaller steps may help (--classifier.lr)"
+    ]
+
+
 def test_a_log_that_is_not_utf8_gets_its_lines() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     progress = Progress(stream=stream)

@@ -37,10 +37,11 @@ def mix(weights: Tensor, near: Neighbourhood, params: Tensor, ordered: bool) -> 
     """Eq. 3: theta_i = sum over j in G_i of w_ij theta_j. weights (C, G), params (M, D) -> (C, D).
 
     `ordered` sums neighbour by neighbour, the same bits wherever clients are placed. It also costs only
-    (C G) D, less than the dense product's C M D on large sparse graphs. On a GPU products are not exact enough.
+    (C G) D, less than the dense product's C M D on large sparse graphs. On a GPU products are not exact enough. And
+    in the product a network that is no number any more would reach those who are no neighbours: 0 times NaN is NaN.
     """
     clients, seen = near.index.shape[0], params.shape[0]
-    if ordered or params.is_cuda or near.index.shape[1] * 8 < seen:
+    if ordered or params.is_cuda or near.index.shape[1] * 8 < seen or not params.sum().isfinite():
         total = torch.zeros(clients, params.shape[1], device=params.device)
         for w, j in zip(weights.float().unbind(1), near.index.unbind(1), strict=True):
             total += w[:, None] * params[j]
