@@ -4,10 +4,15 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
 
 # Read when a kernel is defined, so before any test imports one: where there is no GPU, Triton interprets them.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# How long one example takes says nothing on a busy machine.
+settings.register_profile("semidfl", deadline=None)
+settings.load_profile("semidfl")
 
 
 @pytest.fixture(autouse=True)

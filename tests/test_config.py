@@ -324,7 +324,7 @@ def legal_values(path: str) -> st.SearchStrategy[Any]:
     return text.map(lambda s: "n" + s.replace("/", "")) if path == "name" else text
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.fixed_dictionaries({}, optional={path: legal_values(path) for path in PATHS}))
 def test_toml_gives_back_the_same_config(values: dict[str, Any]) -> None:
     config = override(Config(), values)

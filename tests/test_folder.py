@@ -281,7 +281,7 @@ def test_a_link_that_leads_nowhere_is_unreadable(tmp_path: Path) -> None:
 # --- the test part ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(-1, 5), st.integers(0, 2)), min_size=1, max_size=120),
     st.floats(1, 90),

@@ -53,7 +53,6 @@ def check(split: Split, labels: np.ndarray, roles: str, ratio: float) -> None:
 
 
 @given(roles_of_some, st.integers(30, 300), st.integers(1, 12), st.floats(1, 100), alphas, seeds)
-@settings(deadline=None)
 def test_every_sample_goes_to_one_client_and_nobody_is_short(
     roles: str, n: int, classes: int, ratio: float, alpha: float, seed: int
 ) -> None:
@@ -122,7 +121,7 @@ def test_the_split_of_a_seed_is_frozen(alpha: float, expected: str) -> None:
 
 
 @given(seeds, alphas)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_same_seed_gives_the_same_split_and_another_another(seed: int, alpha: float) -> None:
     np.random.seed(seed % 2**32)  # no draw may come from the global state
     one = partition(LABELS, FIG1, 5.0, alpha, seed)

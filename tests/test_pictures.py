@@ -18,7 +18,7 @@ from semidfl.data.pictures import Look, decode, look, read_pictures, resize, sha
 SIDES = st.integers(1, 70)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 # From 2 on: of a picture one pixel wide torch 2.13 repeats the first row.
 @given(st.integers(2, 70), st.integers(2, 70), st.integers(2, 40), st.integers(2, 40), st.integers(0, 2**32 - 1))
 def test_resizing_is_torchs_bilinear_with_antialias(h: int, w: int, height: int, width: int, seed: int) -> None:
@@ -123,7 +123,7 @@ def test_floating_point_pixels_have_no_range(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(["png", "jpeg", "gif", "bmp", "tiff", "webp"]), st.data())
 def test_damaged_files_are_never_raised(tmp_path_factory: Any, kind: str, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("damaged", numbered=True) / f"x.{kind}"
