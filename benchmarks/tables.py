@@ -46,6 +46,9 @@ def parts() -> Iterator[list[str]]:
         for name, of in (("pseudo-labels", "cifar10"), ("mixup", "mnist"), ("aggregation", "fashion-mnist")):
             if dataset == of:
                 yield [f"table-{name}", *where, "--seeds", "1"]
+        if recipe == "tuned" and dataset in KINDS["table-levers"].datasets:
+            for ratio in RATIOS[dataset]:
+                yield ["table-levers", "--dataset", dataset, "--ratio", f"{ratio:g}", "--seeds", "1"]
         if dataset in KINDS["figure-alpha"].datasets:
             for name, method in product(("figure-alpha", "figure-ratio"), METHODS):
                 yield [name, *where, "--method", method, "--seeds", "1"]

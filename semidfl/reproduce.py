@@ -24,7 +24,7 @@ from semidfl.report.extras import need
 from semidfl.report.margins import margins, margins_text
 from semidfl.report.plans import KINDS, NAMES, Cell, Options, Plan, find_kind, make_plan
 from semidfl.report.published import published
-from semidfl.report.tables import Entry, Table, csv_text, latex, markdown, score
+from semidfl.report.tables import Entry, Score, Table, csv_text, latex, markdown, score
 from semidfl.stop import Stop
 from semidfl.together import at_once, likeness, resumable, run_together
 
@@ -39,7 +39,7 @@ names: {", ".join(KINDS)}
   --alpha A,…          skew of the classes
   --method NAME,…      of those that are compared
   --seeds N            seeds 0 to N-1 (3)
-  --recipe NAME        paper (default) or tuned
+  --recipe NAME        paper (default; table-levers: tuned) or tuned
   --rounds N           fewer or more than the recipe's
   --run yes            what RUNS does not have is run (default)
         missing        what neither RUNS nor OUT/runs.jsonl, from whichever machine, has
@@ -211,7 +211,7 @@ def _write(plan: Plan, options: Options, command: str) -> list[Path]:
 def _stem(name: str, options: Options) -> Path:
     """Other data sets and recipes go to other files: so results do not overwrite each other."""
     words = [name, *(Path(dataset).stem for dataset in options.datasets)]
-    return options.out / "-".join(words + [options.recipe] * (options.recipe != "paper"))
+    return options.out / "-".join(words + [options.recipe] * (options.recipe not in ("", find_kind(name).recipe)))
 
 
 def _found(plan: Plan, options: Options) -> dict[str, dict[str, Any] | None]:
@@ -222,12 +222,13 @@ def _found(plan: Plan, options: Options) -> dict[str, dict[str, Any] | None]:
 
 def _table(plan: Plan, found: dict[str, dict[str, Any] | None], command: str) -> Table:
     summaries = {key: summary for key, summary in found.items() if summary is not None}
-    entries = tuple(_entry(plan, cell, summaries) for cell in plan.cells)
+    base = {cell.column: _score(cell, summaries) for cell in plan.cells if cell.what == plan.base}
+    entries = tuple(_entry(plan, cell, summaries, base.get(cell.column)) for cell in plan.cells)
     return Table(f"{plan.title} ({plan.name})", plan.heads, entries, _notes(plan, entries, found, command))
 
 
-def _entry(plan: Plan, cell: Cell, summaries: dict[str, dict[str, Any]]) -> Entry:
-    done = [summaries[key] for key in map(config_hash, cell.configs) if key in summaries]
+def _entry(plan: Plan, cell: Cell, summaries: dict[str, dict[str, Any]], base: Score | None) -> Entry:
+    done = _done(cell, summaries)
     facts = {
         "table": plan.name,
         "row": cell.what,
@@ -239,7 +240,15 @@ def _entry(plan: Plan, cell: Cell, summaries: dict[str, dict[str, Any]]) -> Entr
         "runs": " ".join(map(config_hash, cell.configs)),
     }
     paper = published(plan.name, cell.what, cell.dataset, cell.ratio, cell.alpha)
-    return Entry(cell.row, cell.column, facts, score(done, len(outline(cell.dataset).classes)), paper)
+    return Entry(cell.row, cell.column, facts, _score(cell, summaries), paper, None if cell.what == plan.base else base)
+
+
+def _done(cell: Cell, summaries: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [summaries[key] for key in map(config_hash, cell.configs) if key in summaries]
+
+
+def _score(cell: Cell, summaries: Mapping[str, dict[str, Any]]) -> Score | None:
+    return score(_done(cell, summaries), len(outline(cell.dataset).classes))
 
 
 def _notes(
@@ -256,7 +265,9 @@ def _notes(
         notes.append(
             "Below: the paper's number (mean ± standard deviation over the clients of one run), and ours less it."
         )
-    if not all(entry.paper for entry in entries):
+    if plan.base:
+        notes.append(f"Below: the difference to {plan.base} (–), with the same seeds.")
+    elif not all(entry.paper for entry in entries):
         notes.append("The paper has no number for a cell that shows none.")
     if missing := len(found) - len(done):
         notes.append(f"**Not complete: {missing} of {len(found)} runs are still missing.**")

@@ -10,6 +10,7 @@ from semidfl import recipes
 from semidfl.config import Config, from_toml, leaves, to_toml
 from semidfl.errors import ConfigError
 from semidfl.methods import find_method
+from semidfl.report.levers import ALL, LEVERS, levers
 
 # What the paper's runs on all data sets share.
 PAPER = {
@@ -182,6 +183,18 @@ def test_tuned_spends_no_more_than_the_paper(dataset: str, method: str) -> None:
     assert tuned.generator.every >= paper.generator.every
     assert tuned.name == paper.name.replace("paper", "tuned")
     assert tuned.variant == "tuned"
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "fashion-mnist", "cifar10", "digits"])
+def test_all_that_tuned_changes_is_a_lever_that_can_be_taken_back(dataset: str) -> None:
+    theirs = dict(leaves(recipes.paper(dataset)))
+    changed = {path for path, value in leaves(recipes.tuned(dataset)) if value != theirs[path]}
+    back = dict(levers(dataset))
+    fields = [path for lever, one in back.items() if lever != "the generator" for path in one]
+    assert sorted(fields) == sorted(changed - {"name", "variant", "rounds", "evaluation.every", "evaluation.last"})
+    assert all(theirs[path] == value for lever in LEVERS for path, value in back.get(lever, {}).items())
+    assert back[ALL] == {}
+    assert back["the generator"] == {"generator.kind": "none"}
 
 
 def test_the_demo_is_digits_on_fig1_with_few_labels() -> None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +23,13 @@ from small import TINY, tiny
 
 from semidfl import experiment, overall, recipes, reproduce, together
 from semidfl.cli import main
+from semidfl.commands.words import flags
 from semidfl.config import Config, config_hash, from_toml, override, to_toml
 from semidfl.data.sources import CATALOGUE
 from semidfl.errors import RunFolderError
 from semidfl.overall import Forecast, Overall, describe
 from semidfl.record.folder import RunFolder
+from semidfl.report.levers import levers
 from semidfl.report.margins import margins
 from semidfl.report.plans import KINDS, Options, Plan, make_plan
 from semidfl.reproduce import options_of
@@ -137,6 +140,33 @@ def test_the_recipe_is_the_one_asked_for() -> None:
         assert {c.variant for c in runs} == {name}
 
 
+def test_levers_are_taken_back_one_by_one() -> None:
+    cells = plan_of("table-levers", datasets=("mnist",), ratios=(0.1,), seeds=2).cells
+    whole, *others = cells
+    assert whole.configs == tuple(recipes.tuned("mnist", 0.1, 0.1, seed=seed) for seed in range(2))
+    for cell in others:
+        back = dict(levers("mnist"))[cell.what]
+        for ours, config in zip(whole.configs, cell.configs, strict=True):
+            assert config == override(replace(ours, name=config.name), back)
+            assert config.name.startswith(f"{ours.name}-without-")
+    assert len({c.configs[0].name for c in cells}) == len(cells)
+
+
+def test_a_lever_is_compared_with_the_whole_recipe() -> None:
+    """Of runs made elsewhere; the third row has one seed only, which is compared with nothing."""
+    words = ["table-levers", "--dataset", "digits", "--ratio", "5", "--seeds", "2"]
+    cells = make_plan(words[0], options_of(flags(words[1:]))).cells[:3]
+    done = zip([0.9, 0.8, 0.7, 0.75, 0.6], [c for cell in cells for c in cell.configs], strict=False)
+    versions = {"versions": {"torch": "1"}, "device": "none", "seconds": 1.0, "std_over_clients": 0.0}
+    summaries = [versions | {"config": config_hash(config), "accuracy": accuracy} for accuracy, config in done]
+    Path("results").mkdir()
+    Path("results/runs.jsonl").write_text("".join(json.dumps(s) + "\n" for s in summaries))
+    assert main(["reproduce", *words, "--run", "no"]) == 0
+    rows = list(csv.DictReader(io.StringIO(Path("results/table-levers-digits.csv").read_text())))
+    assert [(r["mean"][:4], r["difference"][:5]) for r in rows[:3]] == [("85.0", ""), ("72.5", "-12.5"), ("60.0", "")]
+    assert "72.50 ± 0.00 ± 3.54<br>-12.50" in Path("results/table-levers-digits.md").read_text()
+
+
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +189,9 @@ def test_the_recipe_is_the_one_asked_for() -> None:
         (["table-main", "digits"], ["'digits' stands where"]),
         (["table-mixup", "--generator.kind", "gan"], ["sets generator.kind itself"]),
         (["table-topology", "--topology", "ring"], ["sets graph.topology itself"]),
+        (["table-levers", "--generator.guidance", "3"], ["sets generator.guidance itself"]),
+        (["table-levers", "--recipe", "paper"], ["takes no --recipe", "levers of tuned"]),
+        (["table-levers", "--method", "dfl-lb"], ["takes no --method", "levers"]),
         (["table-mixup", "--method", "dfl-lb"], ["takes no --method"]),
         (["figure-partition", "--method", "dfl-lb"], ["takes no --method"]),
     ],

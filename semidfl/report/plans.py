@@ -3,6 +3,7 @@
 A plan runs nothing. It names its runs by their configs, so two tables that ask for the same run share it.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from semidfl.data.own import with_sites
 from semidfl.data.sources import is_folder, load, outline
 from semidfl.errors import ConfigError, nearest
 from semidfl.methods import find_method
+from semidfl.report.levers import ALL, levers
 
 __all__ = ["KINDS", "METHODS", "NAMES", "Cell", "Kind", "Options", "Plan", "find_kind", "make_plan", "seeded"]
 
@@ -63,6 +65,10 @@ class Kind:
     """its values"""
     fixed: str = ""
     """another field that the plan sets and that therefore cannot be overridden"""
+    recipe: str = "paper"
+    """what its runs are made by, where nothing else is asked for"""
+    levers: bool = False
+    """whether it takes the levers of the recipe back, one by one"""
     runs: bool = True
     """whether anything is trained for it"""
 
@@ -85,6 +91,9 @@ KINDS: dict[str, Kind] = {
         switch="aggregation.weights",
         switches=("constant", "adatest", "adagen"),
     ),
+    "table-levers": Kind(
+        "The tuned recipe without one of its levers", ("mnist", "fashion-mnist"), (0.1,), recipe="tuned", levers=True
+    ),
     "figure-alpha": Kind("Accuracy against the skew of the classes", _TWO, ALPHAS, _FIRST),
     "figure-ratio": Kind("Accuracy against the labelled share", _TWO, (100.0,), MANY_RATIOS),
     "figure-partition": Kind("Which client holds which classes", ("cifar10",), ALPHAS, runs=False),
@@ -101,7 +110,7 @@ class Options:
     alphas: tuple[float, ...] = ()
     methods: tuple[str, ...] = ()
     seeds: int = 3
-    recipe: str = "paper"
+    recipe: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
     """overrides of every run's config, by dotted path"""
     out: Path = Path("results")
@@ -141,6 +150,8 @@ class Plan:
     heads: tuple[str, ...]
     """of the columns with the labels"""
     cells: tuple[Cell, ...]
+    base: str = ""
+    """what the others of a column are compared with, where the paper has no numbers"""
 
     def runs(self) -> dict[str, Config]:
         """Every run once, by its hash: the first seed of all cells first, so that a plan cut short is whole."""
@@ -164,19 +175,27 @@ def make_plan(name: str, options: Options) -> Plan:
     """The cells of a table, all settings checked before anything runs."""
     kind = find_kind(name)
     _refuse_idle(name, kind, options)
-    build = _recipe(options.recipe)
-    cells = tuple(_ablation(kind, options, build) if kind.switch else _comparison(name, kind, options, build))
-    heads = ("data set", "α", "r") if kind.switch else ("method", "α")
-    return Plan(name, kind.title, heads, cells)
+    build = _recipe(options.recipe or kind.recipe)
+    if kind.levers:
+        return Plan(name, kind.title, ("without",), tuple(_lever_by_lever(kind, options, build)), ALL)
+    if kind.switch:
+        return Plan(name, kind.title, ("data set", "α", "r"), tuple(_ablation(kind, options, build)))
+    return Plan(name, kind.title, ("method", "α"), tuple(_comparison(name, kind, options, build)))
 
 
 def _refuse_idle(name: str, kind: Kind, options: Options) -> None:
     """Options that could have no effect, or would undo what the table compares."""
-    for path in filter(None, (kind.switch, kind.fixed)):
+    own = [path for path in (kind.switch, kind.fixed) if path]
+    if kind.levers:
+        own += [path for dataset in options.datasets or kind.datasets for _, back in levers(dataset) for path in back]
+    for path in own:
         if path in options.values:
             raise ConfigError(f"{name} sets {path} itself: it cannot be overridden")
-    if options.methods and (kind.switch or not kind.runs):
-        why = f"it compares values of {kind.switch} in semidfl" if kind.switch else "nothing is trained for it"
+    if kind.levers and options.recipe not in ("", kind.recipe):
+        raise ConfigError(f"{name} takes no --recipe: it is about the levers of {kind.recipe}")
+    if options.methods and (kind.switch or kind.levers or not kind.runs):
+        compared = f"values of {kind.switch}" if kind.switch else "levers"
+        why = f"it compares {compared} in semidfl" if kind.runs else "nothing is trained for it"
         raise ConfigError(f"{name} takes no --method: {why}")
 
 
@@ -217,9 +236,20 @@ def _ablation(kind: Kind, options: Options, build: Callable[..., Config]) -> Ite
     for alpha in options.alphas or kind.alphas:
         for dataset, ratio in _grid(kind, options):
             for value in kind.switches:
-                make = _seeds(options, build, {kind.switch: value}, dataset, ratio, alpha, "fig1", "semidfl")
+                make = _seeds(options, build, {kind.switch: value}, dataset, ratio, alpha, "fig1", "semidfl", value)
                 row = (_name(dataset), f"{alpha:g}", f"{ratio:g} %")
                 yield Cell(row, _name(value), value, dataset, ratio, alpha, "fig1", make)
+
+
+def _lever_by_lever(kind: Kind, options: Options, build: Callable[..., Config]) -> Iterator[Cell]:
+    """A row a lever that is taken back, a column a setting, all with SemiDFL."""
+    for dataset, ratio in _grid(kind, options):
+        for alpha in options.alphas or kind.alphas:
+            for lever, back in levers(dataset):
+                end = "" if lever == ALL else f"without-{re.sub('[^a-z]+', '-', lever.lower()).strip('-')}"
+                make = _seeds(options, build, back, dataset, ratio, alpha, "fig1", "semidfl", end)
+                column = f"{_name(dataset)}, r = {ratio:g} %, α = {alpha:g}"
+                yield Cell(("–" if lever == ALL else lever,), column, lever, dataset, ratio, alpha, "fig1", make)
 
 
 def _topologies(name: str, dataset: str) -> tuple[str, ...]:
@@ -231,18 +261,19 @@ def _topologies(name: str, dataset: str) -> tuple[str, ...]:
 def _seeds(
     options: Options,
     build: Callable[..., Config],
-    switch: Mapping[str, str],
+    switch: Mapping[str, Any],
     dataset: str,
     ratio: float,
     alpha: float,
     topology: str,
     method: str,
+    end: str = "",
 ) -> tuple[Config, ...]:
     """The configs of a cell."""
     made = []
     for seed in range(options.seeds):
         config = build(dataset=dataset, ratio=ratio, alpha=alpha, topology=topology, method=method, seed=seed)
-        config = replace(config, name="-".join([config.name, *switch.values()]))
+        config = replace(config, name=f"{config.name}-{end}" if end else config.name)
         config = override(config, {**switch, **options.values})
         if is_folder(dataset):  # its sites, if it has any, say how many clients there are and of which role
             config = with_sites(config, load(dataset, config.data, seed))

@@ -51,13 +51,17 @@ class Entry:
     """None: not run yet"""
     paper: tuple[Number | None, ...] = ()
     """empty: the paper has none; (None,): the paper has a dash"""
+    base: Score | None = None
+    """of our own, to compare with where the paper has none"""
 
     @property
     def difference(self) -> float:
-        """Ours less the paper's, in points; NaN where one of them is missing or did not converge."""
-        if self.score is None or not self.score.converged or not self.paper or self.paper[0] is None:
+        """Ours less the paper's or the base, in points; NaN where one is missing or did not converge."""
+        if self.score is None or not self.score.converged:
             return math.nan
-        return self.score.mean - self.paper[0][0]
+        if self.base is not None:
+            return self.score.mean - self.base.mean if self.base.seeds == self.score.seeds else math.nan
+        return self.score.mean - self.paper[0][0] if self.paper and self.paper[0] is not None else math.nan
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ def _score_cells(score: Score | None) -> list[object]:
 
 def _paper_cells(entry: Entry) -> list[object]:
     if not entry.paper:
-        return [""] * 4
+        return ["", "", "", _plain(entry.difference)]
     mean, std = entry.paper[0] or ("", "")
     return [mean, std, str(entry.paper[0] is not None).lower(), _plain(entry.difference)]
 
