@@ -29,7 +29,7 @@ tables: .venv/report.stamp ## every table and figure of the paper that needs tra
 	$(BIN)/python benchmarks/tables.py
 
 test: .venv/dev.stamp ## the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/dev.stamp ## style, format and types
 	$(BIN)/ruff check .

@@ -19,3 +19,8 @@ settings.load_profile("semidfl")
 def _one_thread() -> None:
     """The tests' tensors are small: more threads only wait for each other, on a busy machine for minutes."""
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first: at the end, where files are tested side by side, all would wait for it."""
+    items.sort(key=lambda item: item.path.name != "test_ray.py")

@@ -1,12 +1,12 @@
 """The script behind docs/robust.md and docs/bandwidth.md: its runs can be made, its tables have a place."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import script
 
 from semidfl.config import config_hash
 
@@ -15,11 +15,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 @pytest.fixture
 def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure", DOCS / "measure.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("docs/measure.py")
     monkeypatch.setattr(module, "RUNS", tmp_path)
     return module
 

@@ -1,27 +1,20 @@
 """benchmarks/tables.py: all of the paper's tables, in parts that can be stopped and never overwrite each other."""
 
-import importlib.util
 import sys
 import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import script
 
 from semidfl.report.plans import KINDS, make_plan
 from semidfl.reproduce import options_of
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks/tables.py"
-
 
 @pytest.fixture
 def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tables", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/tables.py")
 
 
 def plan_runs(part: list[str]) -> set[str]:
