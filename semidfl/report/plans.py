@@ -1,4 +1,4 @@
-"""What each table and figure of the paper is made of: cells, and for each cell a config for every seed.
+"""What each table and figure, the paper's and one of our own, is made of: cells, each with a config for every seed.
 
 A plan runs nothing. It names its runs by their configs, so two tables that ask for the same run share it.
 """
