@@ -107,6 +107,8 @@ class ClassifierConfig:
     """look-ahead momentum of SGD"""
     weight_decay: float = 0.0
     """L2 penalty added to the gradient"""
+    clip: float = 0.0
+    """length to which a longer gradient of a client is cut, before weight decay; 0: none is"""
     schedule: Literal["constant", "cosine"] = "constant"
     """learning rate over the rounds"""
     logit_adjustment: float = 0.0
@@ -396,7 +398,7 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(to_toml(same, without).encode()).hexdigest()[:12]
 
 
-_YOUNGER = ("classifier.loss",)
+_YOUNGER = ("classifier.loss", "classifier.clip")
 """than the tables in results/: where such a field has its default, runs keep the name that they had without it"""
 
 

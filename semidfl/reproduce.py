@@ -24,7 +24,7 @@ from semidfl.report.extras import need
 from semidfl.report.margins import margins, margins_text
 from semidfl.report.plans import KINDS, NAMES, Cell, Options, Plan, find_kind, make_plan
 from semidfl.report.published import published
-from semidfl.report.tables import Entry, Score, Table, csv_text, latex, markdown, score
+from semidfl.report.tables import Entry, Score, Table, converged, csv_text, latex, markdown, score
 from semidfl.stop import Stop
 from semidfl.together import at_once, likeness, resumable, run_together
 
@@ -286,15 +286,21 @@ def _ahead(plan: Plan, found: dict[str, dict[str, Any] | None]) -> str:
     if find_spec("scipy") is None:
         return ""
     done: dict[str, dict[str, dict[int, Any]]] = {}
+    ours, lost = NAMES["semidfl"], False
     for cell in plan.cells if plan.heads[0] == "method" else ():
-        runs = {c.seed: found[config_hash(c)] for c in cell.configs if found[config_hash(c)] is not None}
+        runs = {c.seed: summary for c in cell.configs if (summary := found[config_hash(c)]) is not None}
+        if cell.row[0] != ours:  # to be ahead of a run that came apart is nothing to count
+            classes = len(outline(cell.dataset).classes)
+            kept = {seed: summary for seed, summary in runs.items() if converged(summary, classes)}
+            runs, lost = kept, lost or len(kept) < len(runs)
         done.setdefault(f"{cell.column}, α = {cell.alpha:g}", {})[cell.row[0]] = runs
-    ours = NAMES["semidfl"]
     ahead = margins(done, ours)
     why = (
         "Points by which SemiDFL is ahead, and the p-value of Wilcoxon's signed-rank test over pairs (same client, "
         "same seed) after Holm's correction, which is too small: the clients of a run are not independent."
     )
+    if lost:
+        why += " Runs of others that did not converge are left out."
     return f"{why}\n\n{margins_text(ahead, ours)}" if ahead else ""
 
 

@@ -14,7 +14,12 @@ from semidfl.learn.optimise import Optimiser
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
-    "optimiser", [Optimiser("sgd", 0.01, nesterov=True, weight_decay=0.01), Optimiser("adam", 0.01)]
+    "optimiser",
+    [
+        Optimiser("sgd", 0.01, nesterov=True, weight_decay=0.01),
+        Optimiser("sgd", 0.01, clip=0.1),
+        Optimiser("adam", 0.01),
+    ],
 )
 def test_it_is_the_same_training(name: str, optimiser: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     """One client has nothing to learn."""

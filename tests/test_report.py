@@ -368,6 +368,23 @@ def test_accuracy_figures_tell_methods_apart(axis: str, seeds: int, tmp_path: Pa
     check_figure(tmp_path / "figure")
 
 
+def test_what_did_not_converge_is_hollow_and_breaks_the_line() -> None:
+    entries = points("alpha", 1)
+    lost = Entry(entries[1].row, "", entries[1].facts, Score(9.8, 1.0, math.nan, 1, False))
+    figure = figures.accuracy_figure([entries[0], lost, *entries[2:]], "alpha")
+    (panel,) = figure.axes
+    assert panel.containers[0].lines[0].get_ydata() == pytest.approx([0.01, math.nan, 0.5], nan_ok=True)
+    (hollow,) = [line for line in panel.lines if line.get_markerfacecolor() == "white"]
+    assert list(hollow.get_ydata()) == [9.8]
+    assert hollow.get_color() == panel.containers[0].lines[0].get_color()
+    whole = figures.accuracy_figure(entries, "alpha")
+    said = [[text.get_text() for text in f.legends[0].get_texts()] for f in (figure, whole)]
+    assert said == [[*(NAMES[m] for m in METHODS), "did not converge"], [NAMES[m] for m in METHODS]]
+    for f in (figure, whole):
+        f.draw_without_rendering()
+        assert f.axes[0].get_position().height > 0.4  # the legend leaves room for the panel
+
+
 def test_a_figure_of_what_is_not_run_yet_is_empty(tmp_path: Path) -> None:
     empty = [Entry(e.row, e.column, e.facts, None) for e in points("alpha", 1)]
     check_files = figures.save(figures.accuracy_figure(empty, "alpha"), tmp_path / "empty")

@@ -39,6 +39,8 @@ def descend(
         loss = loss_of(leaf, *now)
         (grad,) = torch.autograd.grad(loss.sum(), leaf)
         with torch.no_grad():
+            if optimiser.clip:
+                grad = network.shortened(grad, optimiser.clip)
             optimiser.step(params, grad, state, rate)
             losses += loss.detach()
 

@@ -25,6 +25,7 @@ class Optimiser:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
+    clip: float = 0.0  # the length of a client's gradient; who knows where its weights lie, cuts it
     beta1: float = 0.9  # of Adam
 
     def start(self, params: Tensor) -> dict[str, Tensor]:

@@ -244,6 +244,15 @@ class Network:
         clients = params.numel() // self.size
         return torch.cat([x.view(clients, -1) for x in self._layers(params)], dim=1)
 
+    def shortened(self, grad: Tensor, limit: float) -> Tensor:
+        """A gradient (C, D) or `by_layer` with every client's no longer than `limit`."""
+        clients = grad.numel() // self.size
+        rows = [x.view(clients, -1) for x in self._layers(grad)] if grad.dim() == 1 else [grad]
+        squares = torch.stack([x.float().square().sum(1) for x in rows]).sum(0)
+        factor = (limit / squares.sqrt()).clamp(max=1.0)[:, None]
+        cut = [x * factor for x in rows]
+        return torch.cat([x.flatten() for x in cut]) if grad.dim() == 1 else cut[0]
+
     def _layers(self, params: Tensor) -> tuple[Tensor, ...]:
         clients = params.numel() // self.size
         parts: tuple[Tensor, ...] = params.split([clients * size for size in self.sizes])

@@ -27,6 +27,9 @@ _MARKERS = "osD^vPX"
 # The same look for a method in every figure: index of colour and marker.
 _STYLES = {"semidfl": 0, "mixmatch": 1, "flexmatch": 2, "cbafed": 3, "dfl-lb": 4, "dfl-ub": 6}
 
+_HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "markersize": 5, "clip_on": False}
+"""the look of what did not converge"""
+
 _AXES = {
     "alpha": "Dirichlet α: 0.01 is very skewed, 100 near IID (log scale)",
     "ratio": "labelled share r of the training samples, %",
@@ -63,7 +66,10 @@ def accuracy_figure(entries: Sequence[Entry], axis: str) -> "Figure":
         value = f"r = {panel[1]:g} %" if other == "ratio" else f"α = {panel[1]:g}"
         ax.set_title(f"{NAMES.get(str(panel[0]), panel[0])}, {value}")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3 if len(panels) == 1 else 6, frameon=False)
+    if any(entry.score is not None and not entry.score.converged for entry in entries):
+        handles.append(need("matplotlib.lines").Line2D([], [], marker="o", color="grey", linestyle="", **_HOLLOW))
+        labels.append("did not converge")
+    figure.legend(handles, labels, loc="outside lower center", ncols=3 if len(panels) == 1 else 7, frameon=False)
     return figure
 
 
@@ -84,23 +90,28 @@ def _lines(ax: "Axes", entries: Sequence[Entry], axis: str) -> None:
 
 
 def _line(ax: "Axes", entries: Sequence[Entry], axis: str, shifted: Mapping[float, float], style: int) -> None:
+    """What did not converge is a hollow marker and breaks the line: no trend leads there."""
     if not entries:
         return
     label, method = entries[0].row[0], str(entries[0].facts["row"])
     scores = [entry.score for entry in entries if entry.score is not None]
-    over_seeds = _spread(entries) == "seeds"
+    places = [shifted[float(str(entry.facts[axis]))] for entry in entries]
+    over_seeds, colour, marker = _spread(entries) == "seeds", COLOURS[style], _MARKERS[style]
     ax.errorbar(
-        [shifted[float(str(entry.facts[axis]))] for entry in entries],
-        [score.mean for score in scores],
+        places,
+        [score.mean if score.converged else math.nan for score in scores],
         yerr=[score.over_seeds if over_seeds else score.over_clients for score in scores],
-        color=COLOURS[style],
-        marker=_MARKERS[style],
+        color=colour,
+        marker=marker,
         linestyle="--" if method.startswith("dfl-") else "-",
         markersize=5,
         capsize=2.5,
         linewidth=1.4,
         label=label,
     )
+    for x, score in zip(places, scores, strict=True):
+        if not score.converged:
+            ax.plot(x, score.mean, marker, color=colour, **_HOLLOW)
 
 
 def _styles(methods: Sequence[str]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from semidfl.report.published import Number
 
-__all__ = ["Entry", "Score", "Table", "csv_text", "latex", "markdown", "score"]
+__all__ = ["DASH", "Entry", "Score", "Table", "converged", "csv_text", "latex", "markdown", "score"]
 
 DASH = "-----"
 """the paper's sign for a run that did not converge"""
@@ -79,12 +79,19 @@ def score(summaries: Sequence[Mapping[str, Any]], classes: int) -> Score | None:
     """The cell of these runs, one a seed. A mean under 1.5 / classes has not converged: the paper prints a dash."""
     if not summaries:
         return None
-    # A run that ended in NaN has no accuracy: it counts as none at all.
-    means = [100 * float(s["accuracy"] or 0) for s in summaries]
+    means = [100 * _accuracy(s) for s in summaries]
     clients = fmean(100 * float(s["std_over_clients"] or 0) for s in summaries)
-    seeds, least = stdev(means) if len(means) > 1 else math.nan, 150 / classes
-    lost = sum(mean < least for mean in means)
-    return Score(fmean(means), clients, seeds, len(means), fmean(means) >= least, tuple(means), lost)
+    seeds, lost = stdev(means) if len(means) > 1 else math.nan, sum(not converged(s, classes) for s in summaries)
+    return Score(fmean(means), clients, seeds, len(means), fmean(means) >= 150 / classes, tuple(means), lost)
+
+
+def converged(summary: Mapping[str, Any], classes: int) -> bool:
+    return _accuracy(summary) >= 1.5 / classes
+
+
+def _accuracy(summary: Mapping[str, Any]) -> float:
+    """A run that ended in NaN has no accuracy: it counts as none at all."""
+    return float(summary["accuracy"] or 0)
 
 
 def markdown(table: Table) -> str:
