@@ -29,7 +29,8 @@ def taught_by(config: Config, data: Dataset, images: Images, labels: Labels, rou
     """Accuracy of the last test, in percent, of one client that has these samples."""
     alone = {"method": "dfl-ub", "graph.topology": "full", "graph.clients": 1, "graph.roles": "", "rounds": rounds}
     steps = {"classifier.batch": 64, "classifier.schedule": "cosine", "classifier.weight_decay": 5e-4}
-    config = override(config, alone | steps | {"evaluation.every": rounds, "evaluation.last": 1})
+    fast = {"compute.precision": "auto", "evaluation.every": rounds, "evaluation.last": 1}
+    config = override(config, alone | steps | fast)
     method, cohort = prepare(config, replace(data, train_images=images, train_labels=labels, sites=(), owners=None))
     *_, record = train(config, method, cohort, MemoryExchange(cohort.ids))
     return 100 * float(record["accuracy"][0])
