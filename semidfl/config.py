@@ -107,7 +107,7 @@ class ClassifierConfig:
     """look-ahead momentum of SGD"""
     weight_decay: float = 0.0
     """L2 penalty added to the gradient"""
-    clip: float = 0.0
+    grad_clip: float = 0.0
     """length to which a longer gradient of a client is cut, before weight decay; 0: none is"""
     schedule: Literal["constant", "cosine"] = "constant"
     """learning rate over the rounds"""
@@ -398,7 +398,7 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(to_toml(same, without).encode()).hexdigest()[:12]
 
 
-_YOUNGER = ("classifier.loss", "classifier.clip")
+_YOUNGER = ("classifier.loss", "classifier.grad_clip")
 """than the tables in results/: where such a field has its default, runs keep the name that they had without it"""
 
 

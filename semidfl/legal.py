@@ -44,7 +44,7 @@ _RULES: dict[str, _Rule] = {
     "classifier.lr": _at_least(0),
     "classifier.momentum": _DECAY,
     "classifier.weight_decay": _at_least(0),
-    "classifier.clip": _at_least(0),
+    "classifier.grad_clip": _at_least(0),
     "classifier.logit_adjustment": _between(0, 10),
     "classifier.ema": _DECAY,
     "pseudo.start": _at_least(1),

@@ -57,7 +57,7 @@ class Setup:
             device,
             build_classifier(config, space, device),
             build_generator(config, space, device),
-            Optimiser(c.optimizer, c.lr, c.momentum, c.nesterov, c.weight_decay, c.clip),
+            Optimiser(c.optimizer, c.lr, c.momentum, c.nesterov, c.weight_decay, c.grad_clip),
             Augment(a.pad, a.flip),
             Strong(a.pad, a.flip, a.strong) if a.strong else None,
             torch.from_numpy(test_images).to(device)[None],

@@ -81,6 +81,6 @@ def test_it_comes_before_weight_decay_and_momentum() -> None:
 def test_a_run_that_would_diverge_does_not(tmp_path: Path) -> None:
     steep = override(tiny(), {"method": "dfl-lb", "classifier.lr": 1.0, "rounds": 10})
     alone = experiment.run(steep, tmp_path / "without").accuracy
-    cut = experiment.run(override(steep, {"classifier.clip": 0.1}), tmp_path / "with").accuracy
+    cut = experiment.run(override(steep, {"classifier.grad_clip": 0.1}), tmp_path / "with").accuracy
     assert (alone or 0) < 0.2
     assert (cut or 0) > 0.5

@@ -41,7 +41,7 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "classifier.lr": ("at least 0", [0.0, 10.0], [-0.1]),
     "classifier.momentum": ("from 0 to below 1", [0.0, 0.999], [-0.1, 1]),
     "classifier.weight_decay": ("at least 0", [0.0, 1.0], [-1e-9]),
-    "classifier.clip": ("at least 0", [0.0, 100.0], [-1e-9]),
+    "classifier.grad_clip": ("at least 0", [0.0, 100.0], [-1e-9]),
     "classifier.logit_adjustment": ("from 0 to 10", [0.0, 10.0], [-0.1, 10.1]),
     "classifier.ema": ("from 0 to below 1", [0.0, 0.999], [-0.1, 1]),
     "pseudo.start": ("at least 1", [1, 100], [0]),
