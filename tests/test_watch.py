@@ -329,26 +329,25 @@ def test_by_keyboard_and_in_the_systems_theme(browser: Any, server: Server) -> N
     visit.close()
 
 
-@pytest.mark.parametrize(("clients", "limit"), [(10, 2.0), (100, 4.0)])
-def test_a_long_run_opens_soon(browser: Any, server: Server, place: Path, clients: int, limit: float) -> None:
-    """500 rounds; measured alone on two cores: docs/log.md.
-
-    Three times the limit: other tests and builds may share the machine.
-    """
-    make_run(place / "runs" / f"long-{clients}", clients=clients, rounds=500)
-    server.get(f"?run=long-{clients}")
-    start = time.perf_counter()
-    visit = Visit(browser, f"{server.base}?run=long-{clients}", 1400)
-    opened = time.perf_counter() - start
-    start = time.perf_counter()
-    visit.page.locator("button[aria-label='switch to the dark theme']").click()
-    visit.wait_for("document.body.classList.contains('body--dark')")
-    switched = time.perf_counter() - start
-    print(f"{clients} clients: opens in {opened:.2f} s, switches its theme in {switched:.2f} s")
-    assert opened < 3 * limit
-    assert switched < 6
-    assert _load(server.process.pid) < 0.25  # an open page leaves the processors to the training
-    visit.close()
+@pytest.mark.parametrize("clients", [10, 100])
+def test_a_long_run_opens_soon(browser: Any, server: Server, place: Path, clients: int) -> None:
+    """500 rounds beside 5, on the same machine at the same time; seconds, measured alone: docs/log.md."""
+    opened, switched = {}, {}
+    for name, rounds in ((f"short-{clients}", 5), (f"long-{clients}", 500)):
+        make_run(place / "runs" / name, clients=clients, rounds=rounds)
+        server.get(f"?run={name}")
+        start = time.perf_counter()
+        visit = Visit(browser, f"{server.base}?run={name}", 1400)
+        opened[rounds] = time.perf_counter() - start
+        start = time.perf_counter()
+        visit.page.locator("button[aria-label='switch to the dark theme']").click()
+        visit.wait_for("document.body.classList.contains('body--dark')")
+        switched[rounds] = time.perf_counter() - start
+        assert _load(server.process.pid) < 0.25  # an open page leaves the processors to the training
+        visit.close()
+    print(f"{clients} clients: opens in {opened} s, switches its theme in {switched} s, by rounds")
+    assert opened[500] < 4 * opened[5]
+    assert switched[500] < 8 * switched[5]
 
 
 def _load(pid: int) -> float:
