@@ -62,7 +62,7 @@ def trained(configs: list[Config]) -> Iterator[tuple[Config, Records, float]]:
 
 
 def _alone(config: Config) -> Records:
-    """Without a folder: a ResNet's weights take as long to write as dozens of its rounds."""
+    """Without a folder: ten ResNets' weights take seconds to write."""
     method, cohort = prepare(config, load(config.data.dataset, config.data, config.seed))
     records = list(train(config, method, cohort, MemoryExchange(cohort.ids)))
     del method, cohort

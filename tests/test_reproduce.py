@@ -345,9 +345,7 @@ def test_the_margin_over_other_methods_is_that_of_pairs(done: tuple[Path, str]) 
     assert f"| SemiDFL less | DFL-LB |\n| --- | ---: |\n| digits, r = 50 %, α = 100 | {shown} |" in text
 
 
-def test_a_run_that_came_apart_is_no_margin(
-    done: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_came_apart_is_no_margin(done: tuple[Path, str], tmp_path: Path) -> None:
     """Neither DFL-LB's first run nor SemiDFL's second has converged: the latter stays, it is ours to answer for."""
     left: dict[str, list[float]] = {"dfl-lb": [], "semidfl": []}
     for path in sorted((done[0] / "runs/reproduce").glob("*/summary.json"), key=lambda p: config_of(p).seed):

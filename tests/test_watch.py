@@ -331,7 +331,7 @@ def test_by_keyboard_and_in_the_systems_theme(browser: Any, server: Server) -> N
 
 @pytest.mark.parametrize("clients", [10, 100])
 def test_a_long_run_opens_soon(browser: Any, server: Server, place: Path, clients: int) -> None:
-    """500 rounds beside 5, on the same machine at the same time; seconds, measured alone: docs/log.md."""
+    """500 rounds after 5, on the same machine; seconds, measured alone: docs/log.md."""
     opened, switched = {}, {}
     for name, rounds in ((f"short-{clients}", 5), (f"long-{clients}", 500)):
         make_run(place / "runs" / name, clients=clients, rounds=rounds)

@@ -13,7 +13,7 @@ from typing import Any
 
 from semidfl.report.published import Number
 
-__all__ = ["DASH", "Entry", "Score", "Table", "converged", "csv_text", "latex", "markdown", "score"]
+__all__ = ["Entry", "Score", "Table", "converged", "csv_text", "latex", "markdown", "score"]
 
 DASH = "-----"
 """the paper's sign for a run that did not converge"""
@@ -86,6 +86,7 @@ def score(summaries: Sequence[Mapping[str, Any]], classes: int) -> Score | None:
 
 
 def converged(summary: Mapping[str, Any], classes: int) -> bool:
+    """Whether a run is better than half as much again as chance."""
     return _accuracy(summary) >= 1.5 / classes
 
 
