@@ -76,7 +76,7 @@ class Progress:
             clients = f"client {broken[0]}" if len(broken) == 1 else f"{len(broken)} clients"
             self.note(
                 f"round {self.done}: the loss of {clients} is no number any more, and neighbours will follow; "
-                "smaller steps may help (--classifier.lr)"
+                "cut gradients (--classifier.grad_clip 5) or smaller steps (--classifier.lr) may help"
             )
             self._broken = True
 

@@ -197,6 +197,14 @@ def test_all_that_tuned_changes_is_a_lever_that_can_be_taken_back(dataset: str) 
     assert back["the generator"] == {"generator.kind": "none"}
 
 
+def test_gradients_are_cut_only_where_runs_came_apart() -> None:
+    """Digits keep the numbers that the front page shows."""
+    everyone = ("semidfl", "mixmatch", "flexmatch", "cbafed")
+    cut = {d: {m: recipes.tuned(d, method=m).classifier.grad_clip for m in everyone} for d in ("mnist", "digits")}
+    assert cut["mnist"] == {"semidfl": 0.0, "mixmatch": 0.0, "flexmatch": 5.0, "cbafed": 5.0}
+    assert set(cut["digits"].values()) == {0.0}
+
+
 def test_the_demo_is_digits_on_fig1_with_few_labels() -> None:
     config = recipes.demo()
     assert (config.data.dataset, config.data.ratio, config.data.alpha) == ("digits", 5.0, 0.1)

@@ -94,7 +94,7 @@ def test_a_run_that_comes_apart_says_so_once() -> None:
     progress.update(3, {"loss": [None, None, 0.0]})
     assert [line for line in stream.getvalue().splitlines() if "no number" in line] == [
         "round 2: the loss of client 1 is no number any more, and neighbours will follow; "
-        "smaller steps may help (--classifier.lr)"
+        "cut gradients (--classifier.grad_clip 5) or smaller steps (--classifier.lr) may help"
     ]
 
 

@@ -246,12 +246,14 @@ class Network:
 
     def shortened(self, grad: Tensor, limit: float) -> Tensor:
         """A gradient (C, D) or `by_layer` with every client's no longer than `limit`."""
-        clients = grad.numel() // self.size
-        rows = [x.view(clients, -1) for x in self._layers(grad)] if grad.dim() == 1 else [grad]
-        squares = torch.stack([x.float().square().sum(1) for x in rows]).sum(0)
-        factor = (limit / squares.sqrt()).clamp(max=1.0)[:, None]
-        cut = [x * factor for x in rows]
-        return torch.cat([x.flatten() for x in cut]) if grad.dim() == 1 else cut[0]
+        clients, out = grad.numel() // self.size, torch.empty_like(grad, dtype=torch.float32)
+        parts = [(grad, out)] if grad.dim() == 2 else zip(self._layers(grad), self._layers(out), strict=True)
+        rows = [(x.view(clients, -1), y.view(clients, -1)) for x, y in parts]
+        lengths = [torch.linalg.vector_norm(x, dim=1, dtype=torch.float32) for x, _ in rows]
+        factor = (limit / torch.stack(lengths).norm(dim=0)).clamp(max=1.0)[:, None]
+        for x, y in rows:  # written where it is needed: a ResNet's gradients take as long to copy as to shorten
+            torch.mul(x, factor, out=y)
+        return out
 
     def _layers(self, params: Tensor) -> tuple[Tensor, ...]:
         clients = params.numel() // self.size
