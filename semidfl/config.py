@@ -93,6 +93,8 @@ class AugmentConfig:
 class ClassifierConfig:
     model: Literal["cnn", "resnet18"] = "cnn"
     """network of the classifier"""
+    standardise: bool = False
+    """of resnet18: bring every filter to mean 0 and length 1 before it is used"""
     iterations: int = 25
     """E, training steps of a client in a round"""
     batch: int = 10
@@ -398,7 +400,7 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(to_toml(same, without).encode()).hexdigest()[:12]
 
 
-_YOUNGER = ("classifier.loss", "classifier.grad_clip")
+_YOUNGER = ("classifier.loss", "classifier.grad_clip", "classifier.standardise")
 """than the tables in results/: where such a field has its default, runs keep the name that they had without it"""
 
 

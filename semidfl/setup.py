@@ -120,8 +120,11 @@ class Setup:
 
 def build_classifier(config: Config, space: Space, device: torch.device) -> Network:
     """The network that the config names, for these images."""
+    standard = config.classifier.standardise
     if config.classifier.model == "resnet18":
-        return Network(lambda: ResNet18(space.channels, space.classes), _dtype(config, device))
+        return Network(lambda: ResNet18(space.channels, space.classes, standard), _dtype(config, device))
+    if standard:
+        raise ConfigError("classifier.standardise is for resnet18: the cnn has no norm that would scale its filters")
     if min(space.height, space.width) < 4:
         raise ConfigError(f"classifier.model = 'cnn' needs images of at least 4x4, not {space.height}x{space.width}")
     # The CNN is too small to gain from bf16.

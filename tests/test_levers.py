@@ -13,11 +13,14 @@ from semidfl.cohort import Cohort
 from semidfl.data.augment import Strong
 from semidfl.data.sources import load
 from semidfl.draws import Draws
+from semidfl.errors import ConfigError
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import prepare, train
 from semidfl.learn.batch import Batch, compose
 from semidfl.methods.semidfl import _of_any_class
+from semidfl.models.stacked import Conv2d
 from semidfl.record.log import RoundLog
+from tests.small import tiny
 from tests.test_rounds import in_blocks, rounds_of, rows_of, ten
 
 CPU = torch.device("cpu")
@@ -235,3 +238,12 @@ def test_all_levers_together_give_the_same_bits_wherever_clients_are() -> None:
     for client, tensors in alone.items():
         for name, x in tensors.items():
             assert torch.equal(x, spread[client][name]), f"client {client}: {name}"
+
+
+def test_filters_are_standardised_only_where_a_norm_follows() -> None:
+    with pytest.raises(ConfigError, match=r"classifier\.standardise is for resnet18: the cnn has no norm"):
+        prepare(tiny(classifier__standardise=True), load("digits"))
+    method, _ = prepare(tiny(classifier__standardise=True, classifier__model="resnet18"), load("digits"))
+    convolutions = [x for x in method.setup.classifier.module.modules() if isinstance(x, Conv2d)]
+    assert len(convolutions) == 20
+    assert all(x.standard for x in convolutions)

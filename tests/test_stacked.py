@@ -15,7 +15,7 @@ from semidfl.learn.descend import descend
 from semidfl.learn.optimise import Optimiser
 from semidfl.models.cnn import CNN
 from semidfl.models.resnet import ResNet18
-from semidfl.models.stacked import Conv2d, GroupNorm, Linear, Network, concat, fold, unfold
+from semidfl.models.stacked import Conv2d, GroupNorm, Linear, Network, concat, fold, standardised, unfold
 from semidfl.models.unet import UNet
 
 Build = Callable[[], nn.Module]
@@ -30,6 +30,7 @@ CASES: dict[str, tuple[Build, tuple[Tensor, ...]]] = {
     "cnn 28x28": (lambda: CNN(1, 28, 28, 10), (random(1, 3, 5, 1, 28, 28),)),
     "cnn 8x8": (lambda: CNN(1, 8, 8, 10), (random(1, 3, 5, 1, 8, 8),)),
     "resnet": (lambda: ResNet18(3, 10), (random(1, 2, 2, 3, 16, 16),)),
+    "standard resnet": (lambda: ResNet18(3, 10, standard=True), (random(1, 2, 1, 3, 8, 8),)),
     "unet": (lambda: UNet(2, 10, 16, 3), unet_inputs(3, 4, 2, 9, 12)),
 }
 
@@ -158,6 +159,26 @@ def test_the_resnet_is_the_plain_one() -> None:
     network = network_of(lambda: ResNet18(3, 10))
     params, images = params_of(network, 1), random(4, 1, 2, 3, 16, 16)
     assert_close(network(params, images)[0], load(plain_resnet18(), params[0])(images[0]))
+
+
+def test_the_standardised_resnet_is_the_plain_one_with_such_filters() -> None:
+    network = network_of(lambda: ResNet18(3, 10, standard=True))
+    params, images = params_of(network, 1), random(4, 1, 2, 3, 16, 16)
+    plain = load(plain_resnet18(), params[0])
+    filters = [weight for conv in plain.modules() if isinstance(conv, nn.Conv2d) for weight in conv.weight.data]
+    for weight in filters:
+        weight -= weight.mean()
+        weight /= weight.norm()
+    assert_close(network(params, images)[0], plain(images[0]), 1e-3)
+    assert len(filters) == 4800
+
+
+def test_filters_are_standardised_alike_in_both_orders_of_axes() -> None:
+    weight = random(3, 2, 5, 4, 3, 3) + 7.0  # (C, out, in, k, k)
+    usual, taps = standardised(weight), standardised(weight.permute(0, 3, 4, 2, 1).flatten(1, 2))
+    assert_close(usual.permute(0, 3, 4, 2, 1).flatten(1, 2), taps)
+    assert_close(usual.flatten(2).norm(dim=2), torch.ones(2, 5), 1e-4)
+    assert usual.flatten(2).mean(2).abs().max() < 1e-5
 
 
 def test_every_convolution_of_the_resnet_is_followed_by_a_norm() -> None:

@@ -20,7 +20,19 @@ from torch.nn import functional as F
 
 from semidfl.draws import Draws
 
-__all__ = ["WIDE", "Conv2d", "GroupNorm", "Linear", "Network", "concat", "fold", "fused", "join", "unfold"]
+__all__ = [
+    "WIDE",
+    "Conv2d",
+    "GroupNorm",
+    "Linear",
+    "Network",
+    "concat",
+    "fold",
+    "fused",
+    "join",
+    "standardised",
+    "unfold",
+]
 
 _HEAVY = 500_000
 """weights of a network from which on it takes long to copy them: a ResNet's or UNet's, not a CNN's"""
@@ -33,27 +45,41 @@ _filled: ContextVar[Tensor | None] = ContextVar("filled", default=None)
 
 
 class Conv2d(nn.Conv2d):
-    """(B, C*in, H, W) -> (B, C*out, H', W') with weights (C, out, in, k, k)."""
+    """(B, C*in, H, W) -> (B, C*out, H', W') with weights (C, out, in, k, k), `standard` or as they are."""
 
-    def __init__(self, inp: int, out: int, kernel: int, stride: int = 1, zero: bool = False, bias: bool = True):
+    def __init__(
+        self, inp: int, out: int, kernel: int, stride: int = 1, zero: bool = False, bias: bool = True,
+        standard: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(inp, out, kernel, stride, padding=kernel // 2, bias=bias)
-        self.zero = zero
+        self.zero, self.standard = zero, standard
 
     def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
         """The convolution, plus `extra` where that is given."""
-        if self.weight.dim() == 4:  # (C, taps, in, out): for our own kernels
+        weight: Tensor = standardised(self.weight) if self.standard else self.weight
+        if weight.dim() == 4:  # (C, taps, in, out): for our own kernels
             from semidfl.models.convolution import convolve
 
             last = [None if v is None else v.permute(0, 2, 3, 1).contiguous() for v in (x, extra)]
-            y = convolve(cast(Tensor, last[0]), self.weight, self.bias, last[1], self.stride[0], _filled.get())
+            y = convolve(cast(Tensor, last[0]), weight, self.bias, last[1], self.stride[0], _filled.get())
             return y.permute(0, 3, 1, 2)
-        clients = self.weight.shape[0]
+        clients = weight.shape[0]
         bias = None if self.bias is None else self.bias.flatten()
-        weight = self.weight.flatten(0, 1)
+        weight = weight.flatten(0, 1)
         if x.is_cuda:  # weights in the layout of the images: else cuDNN goes through the groups one by one
             weight = weight.contiguous(memory_format=torch.channels_last)
         y = F.conv2d(x, weight, bias, self.stride, cast(Any, self.padding), groups=clients)
         return y if extra is None else extra + y
+
+
+def standardised(weight: Tensor) -> Tensor:
+    """Every filter less its mean and at length 1 (Qiao et al. 2019, arXiv:1903.10520); the norm that follows scales.
+
+    weight (C, out, in, k, k) or (C, taps, in, out)
+    """
+    axes = (2, 3, 4) if weight.dim() == 5 else (1, 2)
+    centred = weight - weight.mean(axes, keepdim=True)
+    return centred * (centred.square().sum(axes, keepdim=True) + 1e-4).rsqrt()
 
 
 class GroupNorm(nn.GroupNorm):
