@@ -275,8 +275,9 @@ class Network:
         clients, out = grad.numel() // self.size, torch.empty_like(grad, dtype=torch.float32)
         parts = [(grad, out)] if grad.dim() == 2 else zip(self._layers(grad), self._layers(out), strict=True)
         rows = [(x.view(clients, -1), y.view(clients, -1)) for x, y in parts]
-        lengths = [torch.linalg.vector_norm(x, dim=1, dtype=torch.float32) for x, _ in rows]
-        factor = (limit / torch.stack(lengths).norm(dim=0)).clamp(max=1.0)[:, None]
+        # Over millions of weights, in float32, torch is off by 4e-4 on a CPU, and by something else in another order.
+        lengths = [torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) for x, _ in rows]
+        factor = (limit / torch.stack(lengths).norm(dim=0)).clamp(max=1.0).float()[:, None]
         for x, y in rows:  # written where it is needed: a ResNet's gradients take as long to copy as to shorten
             torch.mul(x, factor, out=y)
         return out
