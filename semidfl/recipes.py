@@ -54,7 +54,7 @@ def tuned(
             schedule="cosine",
             ema=0.9,
             loss=setting.get("loss", base.classifier.loss),
-            grad_clip=setting.get("clip", 0.0) if method in _COME_APART else 0.0,
+            grad_clip=setting.get("clip", 0.0) if method in _UNMIXED else 0.0,
         ),
         pseudo=setting["pseudo"] if dataset in _TUNED else replace(setting["pseudo"], prior=base.pseudo.prior),
         generator=setting["generator"],
@@ -64,8 +64,8 @@ def tuned(
     )
 
 
-_COME_APART = ("flexmatch", "cbafed")
-"""Methods some of whose runs end in NaN at this rate: now and then a gradient is a hundred times as long as most."""
+_UNMIXED = ("dfl-ub", "dfl-lb", "flexmatch", "cbafed")
+"""Methods without MixUp: now and then a gradient is a hundred times as long as most, and some runs ended in NaN."""
 
 _FIXED = PseudoLabelConfig(threshold=0.95, adaptive=False, labels="hard", align=True, prior=200.0, masked=True)
 """Pseudo-labels that are hard and few: confident by one threshold for all, weighed by how many there are.
