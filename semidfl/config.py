@@ -95,6 +95,9 @@ class ClassifierConfig:
     """network of the classifier"""
     standardise: bool = False
     """of resnet18: bring every filter to mean 0 and length 1 before it is used"""
+    turns: float = 0.0
+    """weight of telling by how many quarters an image was turned, which needs no labels: B more images in a batch, of
+    all that a client holds; 0 is off"""
     iterations: int = 25
     """E, training steps of a client in a round"""
     batch: int = 10
@@ -211,6 +214,9 @@ class AggregationConfig:
     or module:function"""
     momentum: bool = False
     """mix the momentum of SGD with the classifier; off, as in the paper, it stays with the client"""
+    idle: float = 1.0
+    """weight in mixing of a client with nothing to learn from, where one with labels counts 1; the share of samples
+    that get a pseudo-label counts as much again; 1: all count alike"""
     robust: Literal["none", "clip", "trimmed-mean", "median"] = "none"
     """mixing that withstands a minority of lying neighbours; trimmed-mean and median count all neighbours alike"""
     clip: float = 0.3
@@ -400,7 +406,7 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(to_toml(same, without).encode()).hexdigest()[:12]
 
 
-_YOUNGER = ("classifier.loss", "classifier.grad_clip", "classifier.standardise")
+_YOUNGER = ("classifier.loss", "classifier.grad_clip", "classifier.standardise", "classifier.turns", "aggregation.idle")
 """than the tables in results/: where such a field has its default, runs keep the name that they had without it"""
 
 

@@ -15,6 +15,7 @@ from semidfl.learn.diffusion_model import DiffusionModel
 from semidfl.learn.gan import GAN
 from semidfl.learn.generator import Generator
 from semidfl.learn.optimise import Optimiser
+from semidfl.learn.turn import QUARTERS
 from semidfl.models.cnn import CNN
 from semidfl.models.resnet import ResNet18
 from semidfl.models.stacked import WIDE, Network
@@ -120,15 +121,19 @@ class Setup:
 
 def build_classifier(config: Config, space: Space, device: torch.device) -> Network:
     """The network that the config names, for these images."""
-    standard = config.classifier.standardise
+    standard, outputs = config.classifier.standardise, space.classes
+    if config.classifier.turns:
+        if space.height != space.width:
+            raise ConfigError(f"classifier.turns is for square images, not {space.height}x{space.width}")
+        outputs += QUARTERS
     if config.classifier.model == "resnet18":
-        return Network(lambda: ResNet18(space.channels, space.classes, standard), _dtype(config, device))
+        return Network(lambda: ResNet18(space.channels, outputs, standard), _dtype(config, device), space.classes)
     if standard:
         raise ConfigError("classifier.standardise is for resnet18: the cnn has no norm that would scale its filters")
     if min(space.height, space.width) < 4:
         raise ConfigError(f"classifier.model = 'cnn' needs images of at least 4x4, not {space.height}x{space.width}")
     # The CNN is too small to gain from bf16.
-    return Network(lambda: CNN(space.channels, space.height, space.width, space.classes), torch.float32)
+    return Network(lambda: CNN(space.channels, space.height, space.width, outputs), torch.float32, space.classes)
 
 
 def build_generator(config: Config, space: Space, device: torch.device) -> Generator:

@@ -31,6 +31,7 @@ def told(kind: str, **values: Any) -> tuple[dict[str, torch.Tensor], dict[str, t
     config = override(Config(), {"attack.kind": kind} | {f"attack.{name}": value for name, value in values.items()})
     own = (10, 12, 3, 7)
     truth = {"classifier": random(1, 4, 50), "accuracy": torch.full((4,), 0.3), "counts": torch.arange(4)[:, None]}
+    truth["taught"] = torch.ones(4)
     return truth, Hostile.around(MemoryExchange(own), config, own, [12, 99]).share(3, "models", truth).tensors
 
 
@@ -78,6 +79,7 @@ def test_a_turned_model() -> None:
     truth, heard = told("sign-flip", strength=2.5)
     assert torch.equal(heard["classifier"][1], -2.5 * truth["classifier"][1])
     assert heard["accuracy"].tolist() == pytest.approx([0.3, 1.0, 0.3, 0.3])
+    assert heard["taught"].tolist() == [1.0, 2.0, 1.0, 1.0]
 
 
 def test_noise_has_its_size_and_changes_with_the_round() -> None:

@@ -19,6 +19,7 @@ OWN = {
     "classifier": torch.linspace(-2, 2, 40).reshape(2, 20),
     "accuracy": torch.tensor([0.25, 1.0], dtype=torch.float64),
     "counts": torch.arange(22).reshape(2, 11),
+    "taught": torch.tensor([0.0, 2.0], dtype=torch.float64),
 }
 
 
@@ -68,7 +69,7 @@ def test_shortened_models_stay_as_they_are(dtype: torch.dtype) -> None:
     assert all(found[name].dtype == x.dtype and torch.equal(found[name], x) for name, x in own.items())
 
 
-SPEC = Spec.of(OWN, {"accuracy": OWN["accuracy"]})
+SPEC = Spec.of(OWN, {name: OWN[name] for name in ("accuracy", "taught")})
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,7 @@ SPEC = Spec.of(OWN, {"accuracy": OWN["accuracy"]})
         ({"classifier": OWN["classifier"] * 1e6}, Refusal.RANGE),
         ({"accuracy": torch.tensor([0.5, 1000.0]).double()}, Refusal.RANGE),
         ({"accuracy": torch.tensor([0.5, -0.1]).double()}, Refusal.RANGE),
+        ({"taught": torch.tensor([1.0, 2.1]).double()}, Refusal.RANGE),
         ({"counts": -OWN["counts"]}, Refusal.RANGE),
         ({"counts": OWN["counts"] + 2**62}, Refusal.RANGE),
         ({"classifier": OWN["classifier"][:1]}, Refusal.SHAPE),

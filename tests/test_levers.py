@@ -16,6 +16,7 @@ from semidfl.draws import Draws
 from semidfl.errors import ConfigError
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import prepare, train
+from semidfl.learn.aggregate import say
 from semidfl.learn.batch import Batch, compose
 from semidfl.methods.semidfl import _of_any_class
 from semidfl.models.stacked import Conv2d
@@ -207,6 +208,33 @@ def test_mixed_momentum_is_the_neighbourhoods_mean() -> None:
     assert record["bytes_sent"]["models"][0] == 2 * 4 * 4 * method.setup.classifier.size  # twice the classifier
 
 
+@pytest.mark.parametrize("method", ["semidfl", "dfl-lb", "mixmatch", "flexmatch"])
+def test_who_learns_more_has_more_say(method: str) -> None:
+    """The weights of a round against a slow count, client by client: labels are 1, the share of labels given 1 more."""
+    config = ten(method=method, variant="tuned", rounds=1, aggregation__idle=0.2, pseudo__threshold=0.13)
+    kind, cohort = prepare(config, load("digits"))
+    record = next(iter(train(config, kind, cohort, MemoryExchange(cohort.ids))))
+    held, graph = cohort.shards, kind.setup.graph
+    given = [0] * 10 if method == "dfl-lb" else record["pseudo_labels"]
+    factors = []
+    for client in range(10):
+        share = given[client] / max(held.unlabelled.held[client], 1)
+        factors.append(0.2 + 0.8 * ((held.labelled.held[client] > 0) + share))
+    assert method != "semidfl" or any(0.2 < x < 1 for x in factors)
+    for client, weights in enumerate(record["weights"]):
+        near = sorted((client, *graph.neighbours[client]))
+        total = sum(factors[j] for j in near)
+        assert weights == pytest.approx([factors[j] / total for j in near], rel=1e-5)
+
+
+def test_what_neighbours_claim_to_have_learnt_from_is_bounded() -> None:
+    claimed = torch.tensor([0.0, 0.5, 2.0, 1e9, float("nan"), -3.0], dtype=torch.float64)
+    found = say(claimed, 0.25)
+    assert found is not None
+    assert found.tolist() == pytest.approx([0.25, 0.625, 1.75, 1.75, 0.25, 0.25])
+    assert say(None, 0.25) is None
+
+
 def test_unqualified_images_train_the_generator_without_a_class() -> None:
     _, cohort = prepare(ten(), load("digits"))
     every = _of_any_class(None, cohort.shards, 10)
@@ -225,11 +253,13 @@ def test_all_levers_together_give_the_same_bits_wherever_clients_are() -> None:
         "classifier__logit_adjustment": 0.5,
         "classifier__ema": 0.5,
         "classifier__loss": "sources",
+        "classifier__turns": 0.5,
         "generator__ema": 0.5,
         "generator__all_images": True,
         "generator__keep_agreed": True,
         "generator__fill": True,
         "aggregation__momentum": True,
+        "aggregation__idle": 0.3,
     }
     config = ten(compute__deterministic=True, rounds=3, **levers)
     alone = rows_of(rounds_of(config)[1])

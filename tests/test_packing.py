@@ -63,10 +63,11 @@ def test_values_and_gradients_are_those_of_the_whole(heavy: bool, monkeypatch: p
         assert not packed[0][0, size:].any()  # what is left out is zero
 
 
-@pytest.mark.parametrize("method", ["semidfl", "flexmatch"])
-def test_a_run_is_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("method", "turns"), [("semidfl", 0.0), ("semidfl", 1.0), ("flexmatch", 0.0)])
+def test_a_run_is_the_same(method: str, turns: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds with all sources, as on a GPU."""
-    config = tiny(method=method, rounds=4, compute__chunk=4, classifier__batch=4, generator__fill=True)
+    changes = {"classifier__batch": 4, "classifier__turns": turns, "generator__fill": True}
+    config = tiny(method=method, rounds=4, compute__chunk=4, **changes)
 
     def last() -> dict[str, Tensor]:
         method, cohort = prepare(config, load("digits"))

@@ -56,6 +56,13 @@ def distances(made: Live, folder: Path) -> dict[str, float]:
 
 
 TEN = {f"p{k}": role for k, role in enumerate("LLMMUUUUUU")}
+LEVERS = {
+    "compute.deterministic": True,
+    "pseudo.align": True,
+    "classifier.turns": 1.0,
+    "aggregation.momentum": True,
+    "aggregation.idle": 0.2,
+}
 SHORTENED = {
     "compute.deterministic": True,
     "exchange.dtype": "bf16",
@@ -77,7 +84,7 @@ def assert_undisturbed(made: Live, rounds: int) -> None:
 @pytest.mark.parametrize(
     ("roles", "topology", "more", "most"),
     [
-        (TEN, "fig1", {"compute.deterministic": True, "pseudo.align": True, "aggregation.momentum": True}, 0.0),
+        (TEN, "fig1", LEVERS, 0.0),
         (TEN, "fig1", {}, 1e-4),
         ({f"p{k}": role for k, role in enumerate("LMUUU")}, "full", SHORTENED, 0.0),
     ],

@@ -67,6 +67,7 @@ PAPER = {
     # 6. aggregation
     "aggregation.weights": "adagen",
     "aggregation.robust": "none",
+    "aggregation.idle": 1.0,  # all count alike
     # everybody sends everything as it is, and nobody lies
     "exchange.dtype": "fp32",
     "exchange.generator_dtype": "same",
@@ -194,7 +195,11 @@ def test_all_that_tuned_changes_is_a_lever_that_can_be_taken_back(dataset: str) 
     assert sorted(fields) == sorted(changed - {"name", "variant", "rounds", "evaluation.every", "evaluation.last"})
     assert all(theirs[path] == value for lever in LEVERS for path, value in back.get(lever, {}).items())
     assert back[ALL] == {}
-    assert back["the generator"] == {"generator.kind": "none"}
+    if dataset == "cifar10":
+        assert back["no generator"] == {"generator.kind": "diffusion"}
+        assert "the generator" not in back
+    else:
+        assert back["the generator"] == {"generator.kind": "none"}
 
 
 def test_gradients_are_cut_only_without_mixup() -> None:
@@ -203,6 +208,14 @@ def test_gradients_are_cut_only_without_mixup() -> None:
     cut = {d: {m: recipes.tuned(d, method=m).classifier.grad_clip for m in everyone} for d in ("mnist", "digits")}
     assert cut["mnist"] == dict(zip(everyone, (0.0, 0.0, 5.0, 5.0, 5.0, 5.0), strict=True))
     assert set(cut["digits"].values()) == {0.0}
+    assert {recipes.tuned("cifar10", method=m).classifier.grad_clip for m in everyone} == {3.0}
+
+
+def test_bounds_learn_from_labels_alone() -> None:
+    """Turned images need no labels; all methods that use unlabelled ones get them."""
+    everyone = ("semidfl", "mixmatch", "dfl-ub", "dfl-lb")
+    found = {m: recipes.tuned("cifar10", method=m).classifier.turns for m in everyone}
+    assert found == {"semidfl": 1.0, "mixmatch": 1.0, "dfl-ub": 0.0, "dfl-lb": 0.0}
 
 
 def test_the_demo_is_digits_on_fig1_with_few_labels() -> None:

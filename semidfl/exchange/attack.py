@@ -5,9 +5,9 @@
 - nan: sends NaN to be mixed; a network exchange refuses that at the door, the simulator lets it in
 - label-flip: trains on its labelled samples with class c called K - 1 - c, and sends what it learns so
 
-All but the last are lies in what is sent: models (classifier, generator, momentum, wherever they are shared) and an
-accuracy of 1, the highest there is. There is one row a client in an exchange, so an attacker hears its own lie, too; a
-rule that withstands it does so at the attacker as well.
+All but the last are lies in what is sent: models (classifier, generator, momentum, wherever they are shared) and
+the most that a client can say of itself, as an accuracy of 1. There is one row a client in an exchange, so an attacker
+hears its own lie, too; a rule that withstands it does so at the attacker as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +26,8 @@ from semidfl.topology import Topology
 __all__ = ["Hostile", "hostile", "mislabelled"]
 
 MODELS = ("classifier", "generator", "velocity")
+_HIGHEST = {"accuracy": 1.0, "taught": 2.0}
+"""what an attacker claims of itself"""
 
 
 def hostile(config: Config, graph: Topology, all_labelled: bool = False) -> tuple[int, ...]:
@@ -91,8 +93,8 @@ class Hostile:
         return self.inner.share(t, topic, {name: self._told(t, topic, name, x) for name, x in tensors.items()})
 
     def _told(self, t: int, topic: str, name: str, x: Tensor) -> Tensor:
-        if name == "accuracy":
-            lie: Tensor | float = 1.0
+        if name in _HIGHEST:
+            lie: Tensor | float = _HIGHEST[name]
         elif name in MODELS and (topic == "models" or self.attack.kind != "nan"):
             lie = self._lie(t, f"{topic} {name}", x[self.rows])
         else:

@@ -51,6 +51,7 @@ _WITHIN = {
     "counts": (0.0, 2.0**40),
     "labelled": (0.0, 2.0**40),
     "predicted": (-(2.0**40), 2.0**40),  # an estimate: less than none where a client has taken its own out
+    "taught": (0.0, 2.0),
     "tilt": (-5.0, 5.0),
 }
 """what some tensors can only be; an accuracy of 1000 would make its owner's weight infinite (Eq. 12)"""

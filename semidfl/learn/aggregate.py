@@ -9,7 +9,7 @@ from semidfl.errors import ConfigError, nearest
 from semidfl.exchange.base import Neighbourhood
 from semidfl.plugins import find_plugin
 
-__all__ = ["adaptive_weights", "equal_weights", "find_rule", "mix"]
+__all__ = ["adaptive_weights", "equal_weights", "find_rule", "mix", "say"]
 
 Rule = Callable[[Tensor, Neighbourhood], Tensor]
 """(accuracy (M,), neighbourhood) -> weights (C, G), rows that sum to 1 and are 0 where the mask is."""
@@ -31,6 +31,14 @@ def adaptive_weights(accuracy: Tensor, near: Neighbourhood) -> Tensor:
 def _row_sum(x: Tensor) -> Tensor:
     """(C, G) -> (C, 1), summed from left to right: padding on the right then changes no bit."""
     return x.cumsum(1)[:, -1:]
+
+
+def say(taught: Tensor | None, idle: float) -> Tensor | None:
+    """(M,): factors of the weights, `idle` for who had nothing to learn from; None: all alike.
+
+    taught: as neighbours claim, 1 for labels and up to 1 more for pseudo-labels.
+    """
+    return None if taught is None else idle + (1 - idle) * taught.nan_to_num(0.0).clamp(0, 2)
 
 
 def mix(weights: Tensor, near: Neighbourhood, params: Tensor, ordered: bool) -> Tensor:

@@ -14,6 +14,7 @@ from semidfl.learn.loss import Loss, mean_cross_entropy, soft_cross_entropy
 from semidfl.learn.mixup import mixup, partners
 from semidfl.learn.optimise import Optimiser
 from semidfl.learn.packing import run_packed
+from semidfl.learn.turn import Turned, turning_loss
 from semidfl.models.stacked import Network
 
 _RAREST = 0.02
@@ -35,10 +36,12 @@ def train_classifier(
     draws: Draws,
     per_sample: bool = False,
     loss: Loss = mean_cross_entropy,
+    turned: Turned | None = None,
+    turns: float = 0.0,
 ) -> Outcome:
     """E steps on MixUp of the batch; returns parameters, optimiser state, mean loss.
 
-    MixUp's lambda is drawn once a batch, or `per_sample`.
+    MixUp's lambda is drawn once a batch, or `per_sample`. `turned` images run beside the batch and count `turns`.
     """
     steps, images, targets = batch.steps, space.normalise(batch.images), batch.targets
     if beta:
@@ -48,25 +51,26 @@ def train_classifier(
         else:
             share = draws.beta(t, "lambda", beta, steps)
         images, targets = mixup(images, targets, share, partner)
+    present, classes = batch.valid.shape[1], targets.shape[3]
+    trains, stepped = batch.valid.any(1), [images, targets]
+    if turned is not None:
+        images = torch.cat([images, space.normalise(turned.images)], dim=2)
+        if batch.held:  # one more block, which all have
+            batch = replace(batch, held=(*batch.held, (True,) * len(images)))
+        trains, stepped = torch.ones_like(trains), [images, targets, turned.quarters]
     offset = adjustment * batch.class_shares().clamp(min=_RAREST).log()[:, None]  # (C, 1, K)
 
-    def loss_of(
-        params: Tensor,
-        images: Tensor,
-        targets: Tensor,
-        offset: Tensor,
-        valid: Tensor,
-        trust: Tensor,
-        slots: Tensor,
-        *packing: Tensor,
-    ) -> Tensor:
-        now = replace(batch, images=images, targets=targets, valid=valid, trust=trust, slots=slots)
-        logits = run_packed(network, packing, len(batch.held), params, images)
-        return loss(logits + offset, targets, now)
+    def loss_of(params: Tensor, images: Tensor, targets: Tensor, *rest: Tensor) -> Tensor:
+        quarters, rest = (None, rest) if turned is None else (rest[0], rest[1:])
+        offset, valid, trust, slots, *packing = rest
+        logits = run_packed(network, tuple(packing), len(batch.held), params, images)
+        now = replace(batch, images=images[:, :present], targets=targets, valid=valid, trust=trust, slots=slots)
+        known = loss(logits[:, :present, :classes] + offset, targets, now)
+        return known if quarters is None else known + turns * turning_loss(logits[:, present:, classes:], quarters)
 
-    kind = (loss, batch.capacity, len(batch.held))
+    kind = (loss, batch.capacity, len(batch.held), turns)
     fixed = (offset, batch.valid, batch.trust, batch.slots, *batch.packing(network))
-    return descend(loss_of, kind, network, optimiser, learner, batch.valid.any(1), (images, targets), fixed, scale)
+    return descend(loss_of, kind, network, optimiser, learner, trains, stepped, fixed, scale)
 
 
 @torch.no_grad()

@@ -50,19 +50,19 @@ def _order(held: Held, device: torch.device) -> tuple[Tensor, ...]:
 
 
 def run_packed(network: Network, packing: tuple[Tensor, ...], blocks: int, params: Tensor, *inputs: Tensor) -> Tensor:
-    """network(params, *inputs); in the slots of blocks that `packing` leaves out may be any number."""
+    """The whole of network(params, *inputs); in the slots of blocks that `packing` leaves out may be any number."""
     if not packing:
-        return network(params, *inputs)
+        return network(params, *inputs, whole=True)
     (place, who), clients = packing, len(inputs[0])
     rows = [x.unflatten(1, (blocks, -1)).flatten(0, 1).index_select(0, place) for x in inputs]
     if network.heavy:
         size = rows[0].shape[1]
-        whole = [x.unflatten(0, (-1, blocks)).flatten(1, 2) for x in rows]
-        y = network(params, *whole, filled=who * size).unflatten(1, (blocks, size)).flatten(0, 1)
+        full = [x.unflatten(0, (-1, blocks)).flatten(1, 2) for x in rows]
+        y = network(params, *full, filled=who * size, whole=True).unflatten(1, (blocks, size)).flatten(0, 1)
     else:
-        y = network(cast(Tensor, _Copied.apply(params, who)), *rows)  # type: ignore[no-untyped-call]
-    full = y.new_zeros(clients * blocks, *y.shape[1:]).index_copy(0, place, y)
-    return cast(Tensor, full.unflatten(0, (clients, blocks))).flatten(1, 2)
+        y = network(cast(Tensor, _Copied.apply(params, who)), *rows, whole=True)  # type: ignore[no-untyped-call]
+    spread = y.new_zeros(clients * blocks, *y.shape[1:]).index_copy(0, place, y)
+    return cast(Tensor, spread.unflatten(0, (clients, blocks))).flatten(1, 2)
 
 
 class _Copied(Function):

@@ -19,6 +19,7 @@ from semidfl.learn.classifier import train_classifier
 from semidfl.learn.descend import Outcome
 from semidfl.learn.loss import Loss, mean_cross_entropy, mean_cross_entropy_times_sources
 from semidfl.learn.optimise import cosine
+from semidfl.learn.turn import turn
 
 if TYPE_CHECKING:
     from semidfl.exchange.base import Exchange, Neighbourhood
@@ -79,10 +80,12 @@ class Method:
                 draws,
                 self.mixup_per_sample,
                 loss,
+                turn(t, c.iterations, c.batch, setup.augment, shards, draws) if c.turns else None,
+                c.turns,
             )
 
         everyone = list(range(len(cohort.ids)))
-        rows = learning_rows(cohort, pseudo) if cohort.synthetic is None else everyone
+        rows = everyone if c.turns or cohort.synthetic is not None else learning_rows(cohort, pseudo)
         if not rows:
             log["loss"] = torch.zeros(len(cohort.ids))
             return
@@ -107,6 +110,12 @@ class Method:
         """a_i (C,): how good each classifier is, or nothing while that is not known."""
         return None
 
+    def claims(self, cohort: Cohort, pseudo: PseudoLabels | None) -> dict[str, Tensor]:
+        """What each client says of itself to those who mix its models, by which they weigh them."""
+        accuracy = self.judge(cohort)
+        found = {} if accuracy is None else {"accuracy": accuracy}
+        return found | ({"taught": taught(cohort, pseudo)} if self.setup.config.aggregation.idle < 1 else {})
+
     def weights(self, near: "Neighbourhood", accuracy: Tensor | None) -> Tensor:
         """w_ij (C, G); accuracy (M,) of all that answered."""
         return equal_weights(near)
@@ -119,6 +128,16 @@ def learning_rows(cohort: Cohort, pseudo: PseudoLabels | None) -> list[int]:
     """The clients that have labelled or pseudo-labelled samples, as far as the host knows."""
     unlabelled: Sequence[int] = cohort.shards.unlabelled.held if pseudo is not None else [0] * len(cohort.ids)
     return [i for i, (n, m) in enumerate(zip(cohort.shards.labelled.held, unlabelled, strict=True)) if n or m]
+
+
+def taught(cohort: Cohort, pseudo: PseudoLabels | None) -> Tensor:
+    """(C,): 1 for labels, and the share of the unlabelled samples looked at that have got one."""
+    known = (cohort.shards.labelled.count > 0).double()
+    if pseudo is None:
+        return known
+    looked_at = cohort.shards.unlabelled.count
+    given = (pseudo.kept & (pseudo.targets.sum(2) > 0)).sum(1)  # a target of zeros teaches nothing
+    return known + given.double() / looked_at.clamp(min=1)
 
 
 def update_rows(learner: Learner, rows: Rows, outcome: Outcome) -> Tensor:

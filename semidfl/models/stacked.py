@@ -168,8 +168,9 @@ def _per_channel(x: Tensor) -> Tensor:
 class Network:
     """A module run for all clients at once, with parameters (C, D)."""
 
-    def __init__(self, build: Callable[[], nn.Module], dtype: torch.dtype) -> None:
+    def __init__(self, build: Callable[[], nn.Module], dtype: torch.dtype, answers: int | None = None) -> None:
         self._build = build
+        self.answers = answers  # outputs that are the answer; those behind them serve training alone
         self.module = self._shapes()
         named = dict(self.module.named_parameters())
         self.shapes = {name: tuple(p.shape) for name, p in named.items()}
@@ -188,8 +189,8 @@ class Network:
         """Whether it is better not to copy weights about."""
         return self.size >= _HEAVY
 
-    def __call__(self, params: Tensor, *inputs: Tensor, filled: Tensor | None = None) -> Tensor:
-        """params (C, D) or `by_layer`, inputs (C, B, …) -> (C, B, …) in float32.
+    def __call__(self, params: Tensor, *inputs: Tensor, filled: Tensor | None = None, whole: bool = False) -> Tensor:
+        """params (C, D) or `by_layer`, inputs (C, B, …) -> (C, B, …) in float32, the answers or the `whole` output.
 
         filled (C,): only so many of a client's samples count. The others may become any number.
         """
@@ -205,7 +206,8 @@ class Network:
         try:
             if fused(params) and not torch.is_grad_enabled():  # training is rehearsed as a whole
                 self._rehearse(run, (params.shape, *(x.shape for x in inputs)))
-            return run().float()
+            y = run().float()
+            return y if whole or self.answers is None else y[..., : self.answers]
         finally:
             _filled.reset(told)
 

@@ -17,14 +17,20 @@ LEVERS: dict[str, tuple[str, ...]] = {
     "Nesterov's momentum": ("classifier.nesterov",),
     "weight decay": ("classifier.weight_decay",),
     "cosine rate": ("classifier.schedule",),
+    "a smaller rate": ("classifier.lr",),
+    "gradients cut": ("classifier.grad_clip",),
+    "standardised filters": ("classifier.standardise",),
+    "turned images": ("classifier.turns",),
     "a step for each source": ("classifier.loss",),
     "mixed momentum": ("aggregation.momentum",),
+    "more say for who learns more": ("aggregation.idle",),
     "samples as they are (no MixUp)": ("mixup.beta",),
     "labels by an average": ("classifier.ema",),
     "labels after a while": ("pseudo.start",),
     "hard labels, one threshold": ("pseudo.adaptive", "pseudo.labels", "pseudo.masked", "pseudo.threshold"),
     "alignment": ("pseudo.align", "pseudo.prior"),
     "labels for some": ("pseudo.pool",),
+    "no generator": ("generator.kind",),
     "generator: of all images": ("generator.all_images", "generator.label_dropout"),
     "generator: noise levels weighed": ("generator.min_snr",),
     "generator: sampled from an average": ("generator.ema",),
@@ -40,10 +46,14 @@ LEVERS: dict[str, tuple[str, ...]] = {
 
 
 def levers(dataset: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The levers of a data set's recipe, and what takes each back: the paper's values; last, to have no generator."""
+    """The levers of a data set's recipe, and what takes each back: the paper's values; last, to have no generator.
+
+    Where the recipe has none, that is a lever like the others.
+    """
     ours, theirs = dict(leaves(tuned(dataset))), dict(leaves(paper(dataset)))
     yield ALL, {}
     for lever, fields in LEVERS.items():
         if back := {field: theirs[field] for field in fields if ours[field] != theirs[field]}:
             yield lever, back
-    yield "the generator", {"generator.kind": "none"}
+    if ours["generator.kind"] != "none":
+        yield "the generator", {"generator.kind": "none"}

@@ -26,7 +26,7 @@ class Deployed(nn.Module):
         self.register_buffer("scale", torch.tensor([1 / (255 * s) for s in space.std])[:, None, None])
         pairs = zip(space.mean, space.std, strict=True)
         self.register_buffer("shift", torch.tensor([-m / s for m, s in pairs])[:, None, None])
-        network = trained.classifier
+        network, self.classes = trained.classifier, space.classes
         self.network = network.module
         for name, value in network.named(trained.params.cpu()).items():
             owner, _, leaf = name.rpartition(".")
@@ -36,7 +36,7 @@ class Deployed(nn.Module):
         down, across = _weights(image.shape[2], self.height), _weights(image.shape[3], self.width)
         small = (down @ image.double() @ across.mT + ROUND).floor()
         x = small.float() * self.scale + self.shift
-        logits: Tensor = self.network(x[None])[0]  # as a cohort of one client
+        logits: Tensor = self.network(x[None])[0, :, : self.classes]  # as a cohort of one client
         return logits.softmax(1)
 
 
