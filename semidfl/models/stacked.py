@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,13 @@ from torch.nn import functional as F
 from semidfl.draws import Draws
 
 __all__ = [
+    "EPS",
     "WIDE",
     "Conv2d",
     "GroupNorm",
     "Linear",
     "Network",
+    "Part",
     "concat",
     "fold",
     "fused",
@@ -36,6 +38,9 @@ __all__ = [
 
 _HEAVY = 500_000
 """weights of a network from which on it takes long to copy them: a ResNet's or UNet's, not a CNN's"""
+
+EPS = 1e-4
+"""beside the squared length of a filter that is standardised: one of zeros stays so"""
 
 WIDE = 1000
 """samples in a pass without gradients with which one client's heavy network fills a GPU"""
@@ -56,13 +61,14 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
         """The convolution, plus `extra` where that is given."""
-        weight: Tensor = standardised(self.weight) if self.standard else self.weight
-        if weight.dim() == 4:  # (C, taps, in, out): for our own kernels
+        weight: Tensor = self.weight
+        if weight.dim() == 4:  # (C, taps, in, out): for our own kernels, standardised if they shall be
             from semidfl.models.convolution import convolve
 
             last = [None if v is None else v.permute(0, 2, 3, 1).contiguous() for v in (x, extra)]
             y = convolve(cast(Tensor, last[0]), weight, self.bias, last[1], self.stride[0], _filled.get())
             return y.permute(0, 3, 1, 2)
+        weight = standardised(weight) if self.standard else weight
         clients = weight.shape[0]
         bias = None if self.bias is None else self.bias.flatten()
         weight = weight.flatten(0, 1)
@@ -75,11 +81,10 @@ class Conv2d(nn.Conv2d):
 def standardised(weight: Tensor) -> Tensor:
     """Every filter less its mean and at length 1 (Qiao et al. 2019, arXiv:1903.10520); the norm that follows scales.
 
-    weight (C, out, in, k, k) or (C, taps, in, out)
+    weight (C, out, in, k, k); `models/weights.py` has the same for a GPU
     """
-    axes = (2, 3, 4) if weight.dim() == 5 else (1, 2)
-    centred = weight - weight.mean(axes, keepdim=True)
-    return centred * (centred.square().sum(axes, keepdim=True) + 1e-4).rsqrt()
+    centred = weight - weight.mean((2, 3, 4), keepdim=True)
+    return centred * (centred.square().sum((2, 3, 4), keepdim=True) + EPS).rsqrt()
 
 
 class GroupNorm(nn.GroupNorm):
@@ -165,6 +170,16 @@ def _per_channel(x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1)[:, :, None, None]
 
 
+class Part(NamedTuple):
+    """A client's part of a layer in a matrix or row of all weights."""
+
+    client: int
+    start: int
+    rows: int
+    columns: int  # of a convolution to standardise: its filters
+    filters: bool
+
+
 class Network:
     """A module run for all clients at once, with parameters (C, D)."""
 
@@ -176,6 +191,9 @@ class Network:
         self.shapes = {name: tuple(p.shape) for name, p in named.items()}
         self.sizes = [p.numel() for p in named.values()]
         self.dtype = dtype
+        flagged = (name for name, layer in self.module.named_modules() if getattr(layer, "standard", False))
+        self._filters = {f"{name}.weight" for name in flagged}
+        self._tables: dict[Hashable, Tensor] = {}
         self._idle = [self.module]
         self._rehearsed: set[Hashable] = set()
 
@@ -195,7 +213,10 @@ class Network:
         filled (C,): only so many of a client's samples count. The others may become any number.
         """
         half = params.to(self.dtype)
-        weights = self._by_taps(half) if fused(params) and not self._wide(params, inputs[0]) else self.named(half)
+        if fused(params) and not self._wide(params, inputs[0]):
+            weights = self._by_taps(self._standardised(half))
+        else:
+            weights = self.named(half)
         moved = tuple(x.to(self.dtype) if x.is_floating_point() else x for x in inputs)
 
         def run() -> Tensor:
@@ -251,6 +272,29 @@ class Network:
         """The same for our own kernels: convolutions as (C, taps, in, out)."""
         return {name: x.flatten(1, 2) if x.dim() == 5 else x for name, x in self._stored(params).items()}
 
+    def _standardised(self, params: Tensor) -> Tensor:
+        """With those filters standardised that shall be, by our own kernel."""
+        if not self._filters:
+            return params
+        from semidfl.models import weights
+
+        return weights.standardise(params, self._table(weights.strips, params))
+
+    def _table(self, build: Callable[[list["Part"], torch.device], Tensor], params: Tensor) -> Tensor:
+        """For a kernel that goes through all clients' layers at once: where they are, as `build` wants it."""
+        clients, layered = params.numel() // self.size, params.dim() == 1
+        key = (build, clients, layered, params.device)
+        if key not in self._tables:
+            parts, before = [], 0
+            for (name, shape), size in zip(self.shapes.items(), self.sizes, strict=True):
+                columns = shape[0] if name in self._filters else size
+                for client in range(clients):
+                    start = clients * before + client * size if layered else client * self.size + before
+                    parts.append(Part(client, start, size // columns, columns, name in self._filters))
+                before += size
+            self._tables[key] = build(parts, params.device)
+        return self._tables[key]
+
     def _stored(self, params: Tensor) -> dict[str, Tensor]:
         """As they lie in a row; convolutions (C, k, k, in, out). `split`, since its gradient is one concatenation."""
         clients = params.numel() // self.size
@@ -273,7 +317,12 @@ class Network:
         return torch.cat([x.view(clients, -1) for x in self._layers(params)], dim=1)
 
     def shortened(self, grad: Tensor, limit: float) -> Tensor:
-        """A gradient (C, D) or `by_layer` with every client's no longer than `limit`."""
+        """A gradient (C, D) or `by_layer` with every client's no longer than `limit`; it may be overwritten."""
+        if fused(grad):
+            from semidfl.models import weights
+
+            weights.shorten(grad, self._table(weights.pieces, grad), grad.numel() // self.size, limit)
+            return grad
         clients, out = grad.numel() // self.size, torch.empty_like(grad, dtype=torch.float32)
         parts = [(grad, out)] if grad.dim() == 2 else zip(self._layers(grad), self._layers(out), strict=True)
         rows = [(x.view(clients, -1), y.view(clients, -1)) for x, y in parts]
