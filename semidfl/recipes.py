@@ -61,13 +61,19 @@ def tuned(
         pseudo=setting["pseudo"] if dataset in _TUNED else replace(setting["pseudo"], prior=base.pseudo.prior),
         generator=setting["generator"],
         mixup=mixup,
-        aggregation=setting.get("aggregation", base.aggregation),
+        aggregation=replace(
+            setting.get("aggregation", base.aggregation),
+            idle=1.0 if method in _BASELINES else setting.get("idle", 1.0),
+        ),
         evaluation=setting.get("evaluation", base.evaluation),
     )
 
 
 _BOUNDS = ("dfl-ub", "dfl-lb")
 """Methods that learn from labels alone."""
+
+_BASELINES = (*_BOUNDS, "mixmatch", "flexmatch", "cbafed")
+"""Who mixes with equal weights, as in the paper: to weigh neighbours is SemiDFL's."""
 
 _UNMIXED = (*_BOUNDS, "flexmatch", "cbafed")
 """Methods without MixUp: now and then a gradient is a hundred times as long as most, and some runs ended in NaN."""
@@ -116,7 +122,8 @@ _TUNED: dict[str, dict[str, Any]] = {
         "turns": 1.0,
         "generator": GeneratorConfig(kind="none", levels=3),
         # Labels come late and to few: until then six of ten clients would only dilute what the others learn.
-        "aggregation": AggregationConfig(momentum=True, idle=0.2),
+        "aggregation": AggregationConfig(momentum=True),
+        "idle": 0.2,
     },
     "digits": {
         "rounds": 300,

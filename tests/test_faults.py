@@ -21,7 +21,7 @@ from federations import QUICK, SHORT, Live, digits, live, reissue, reread
 from semidfl.node import identity
 
 ROLES = {"a": "L", "b": "M", "c": "U"}
-DEADLINES = SHORT | {"round": 0.6, "transfer": 0.8, "linger": 0.6, "hello": 1.5}
+DEADLINES = SHORT | {"round": 0.6, "transfer": 0.8, "linger": 0.6, "hello": 4.0}
 PATIENT = SHORT | {"round": 20.0, "transfer": 10.0, "linger": 10.0, "hello": 20.0}
 """where nobody may be left out, however busy the machine is"""
 LONGEST = 20.0

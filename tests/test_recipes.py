@@ -211,6 +211,11 @@ def test_gradients_are_cut_only_without_mixup() -> None:
     assert {recipes.tuned("cifar10", method=m).classifier.grad_clip for m in everyone} == {3.0}
 
 
+def test_baselines_mix_with_equal_weights() -> None:
+    expected = {"semidfl": 0.2, "my:Own": 0.2, "flexmatch": 1.0, "dfl-lb": 1.0}
+    assert {m: recipes.tuned("cifar10", method=m).aggregation.idle for m in expected} == expected
+
+
 def test_bounds_learn_from_labels_alone() -> None:
     """Turned images need no labels; all methods that use unlabelled ones get them."""
     everyone = ("semidfl", "mixmatch", "dfl-ub", "dfl-lb")
