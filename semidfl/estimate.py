@@ -33,8 +33,9 @@ def memory(config: Config) -> dict[str, int]:
     setup = Setup.of(config, data, graph)
     method, clients = find_method(config.method)(setup), graph.clients
     parts = {"images": sum(x.nbytes for x in (data.train_images, data.test_images))}
+    sources = 2 + method.generates + (config.classifier.turns > 0)
     networks: dict[str, tuple[Network | Generator, int]] = {
-        "classifier": (setup.classifier, config.classifier.batch * (3 if method.generates else 2))
+        "classifier": (setup.classifier, config.classifier.batch * sources)
     }
     if method.generates:
         networks["generator"] = (setup.generator, config.generator.batch * 2)

@@ -41,7 +41,6 @@ def tuned(
     all data sets: docs/log.md has what was measured.
     """
     base, setting = paper(dataset, ratio, alpha, topology, method, seed), _TUNED.get(dataset, _TUNED["mnist"])
-    mixup = setting.get("mixup", base.mixup)
     return replace(
         base,
         name=base.name.replace("paper", "tuned", 1),
@@ -54,13 +53,13 @@ def tuned(
             weight_decay=5e-4,
             schedule="cosine",
             ema=0.9,
-            grad_clip=setting.get("clip", 0.0) if method in _UNMIXED or not mixup.beta else 0.0,
+            grad_clip=setting.get("clip", 0.0) if method in setting.get("cut", (method,)) else 0.0,
             turns=0.0 if method in _BOUNDS else setting.get("turns", 0.0),
             **setting.get("classifier", {}),
         ),
         pseudo=setting["pseudo"] if dataset in _TUNED else replace(setting["pseudo"], prior=base.pseudo.prior),
         generator=setting["generator"],
-        mixup=mixup,
+        mixup=setting.get("mixup", base.mixup),
         aggregation=replace(
             setting.get("aggregation", base.aggregation),
             idle=1.0 if method in _BASELINES else setting.get("idle", 1.0),
@@ -87,6 +86,7 @@ The data sets named here have as many samples of each class. Of others that is n
 _GREY: dict[str, Any] = {
     "strong": 0.5,
     "clip": 5.0,
+    "cut": _UNMIXED,
     "pseudo": _FIXED,
     "aggregation": AggregationConfig(momentum=True),
     # Half as often and as much as in the paper: what counts is how good the samples are, and that takes rounds.

@@ -451,6 +451,8 @@ def test_the_estimate_knows_averages_moments_and_each_networks_steps() -> None:
     fewer = memory(override(paper, {"generator.iterations": 1}))
     assert fewer["generator: a round's batches"] == usual["generator: a round's batches"] / 10
     assert fewer["classifier: a round's batches"] == usual["classifier: a round's batches"]
+    turned = memory(override(paper, {"classifier.turns": 1.0}))  # a fourth block of images
+    assert turned["classifier: a round's batches"] == usual["classifier: a round's batches"] * 4 / 3
 
 
 def test_data_get_verifies_the_digits(capsys: pytest.CaptureFixture[str]) -> None:

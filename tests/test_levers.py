@@ -17,7 +17,8 @@ from semidfl.errors import ConfigError
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import prepare, train
 from semidfl.learn.aggregate import say
-from semidfl.learn.batch import Batch, compose
+from semidfl.learn.batch import Batch, PseudoLabels, compose
+from semidfl.methods.base import taught
 from semidfl.methods.semidfl import _of_any_class
 from semidfl.models.stacked import Conv2d
 from semidfl.record.log import RoundLog
@@ -225,6 +226,29 @@ def test_who_learns_more_has_more_say(method: str) -> None:
         near = sorted((client, *graph.neighbours[client]))
         total = sum(factors[j] for j in near)
         assert weights == pytest.approx([factors[j] / total for j in near], rel=1e-5)
+
+
+def test_taught_counts_what_really_teaches() -> None:
+    """Labels, and the share of the samples looked at that carry a target; a target of zeros is none."""
+    _, cohort = prepare(ten(), load("digits"))
+    with cohort.looking_at(1, 10):
+        n = cohort.shards.unlabelled.table.shape[1]
+        kept = torch.ones(10, n, dtype=torch.bool)
+        targets = torch.zeros(10, n, 10)
+        targets[2, :4, 1], targets[5, :10, 3], targets[6, :5, 0] = 1.0, 1.0, 0.5
+        kept[6, 2:] = False
+        found = taught(cohort, PseudoLabels(targets, kept))
+        assert taught(cohort, None).tolist() == [1.0] * 4 + [0.0] * 6
+    assert n == 10  # of the 163 that a client has at least
+    assert found.tolist() == pytest.approx([1, 1, 1.4, 1, 0, 1, 0.2, 0, 0, 0])
+
+
+def test_with_a_robust_rule_nobody_claims_to_have_learnt_more() -> None:
+    config = ten(method="dfl-lb", rounds=1, aggregation__idle=0.2, aggregation__robust="clip")
+    kind, cohort = prepare(config, load("digits"))
+    assert "taught" not in kind.claims(cohort, None)
+    record = next(iter(train(config, kind, cohort, MemoryExchange(cohort.ids))))
+    assert all(w == pytest.approx([0.2] * 5) for w in record["weights"])
 
 
 def test_what_neighbours_claim_to_have_learnt_from_is_bounded() -> None:

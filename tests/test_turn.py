@@ -19,8 +19,10 @@ from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import prepare, run, train
 from semidfl.learn.batch import compose
 from semidfl.learn.turn import QUARTERS, turn, turning_loss
+from semidfl.record.checkpoint import load_model
 from semidfl.record.log import RoundLog
 from semidfl.use.deploy import Deployed
+from semidfl.use.export import export
 from semidfl.use.model import load_classifier
 
 AS_THEY_ARE = Augment(0, False)
@@ -48,6 +50,37 @@ def test_images_are_turned_as_said_and_are_the_clients_own() -> None:
     counts = torch.bincount(found.quarters.flatten(), minlength=QUARTERS)
     assert len(counts) == QUARTERS
     assert counts.min() > 140  # of 720
+
+
+def test_of_a_pool_each_image_stands_for_several() -> None:
+    """Two labelled images beside twenty others, of which five are looked at: an eleventh is labelled, not 2 of 7."""
+    labelled, unlabelled = (Index.of([np.arange(a, b)], CPU) for a, b in ((0, 2), (2, 22)))
+    held, draws = Shards(pixels(0, 22, 1, 4, 4), torch.zeros(22).long(), labelled, unlabelled), draws_of(1)
+    seen = unlabelled.some(3, draws, 5)
+    found = turn(3, 100, 20, AS_THEY_ARE, Shards(held.images, held.labels, labelled, seen), draws)
+    drawn = []
+    for image, quarters in zip(found.images.flatten(0, 2), found.quarters.flatten(), strict=True):
+        back = np.rot90(image.numpy(), -int(quarters), (1, 2))
+        drawn += [k for k in range(22) if np.array_equal(held.images[k].numpy(), back)]
+    assert set(drawn) == {0, 1, *seen.table[0].tolist()}
+    counts = np.bincount(drawn, minlength=22)
+    assert counts[:2].sum() == pytest.approx(2000 / 11, rel=0.2)
+    assert counts[seen.table[0]].min() > 0.8 * 2000 * 10 / 11 / 5
+
+
+def test_who_holds_no_image_learns_nothing() -> None:
+    config = tiny(method="dfl-lb", classifier__turns=1.0)
+    method, cohort = prepare(config, load("digits"))
+    before, held = cohort.classifier.params.clone(), cohort.shards
+    lists = [
+        [x[i, :n].numpy() for i, n in enumerate(k)]
+        for x, k in ((held.labelled.table, held.labelled.held), (held.unlabelled.table, (*held.unlabelled.held[:3], 0)))
+    ]
+    cohort.shards = Shards(held.images, held.labels, *(Index.of(x, CPU) for x in lists))
+    method.train_classifier(1, cohort, None, log := RoundLog(1, CPU))
+    changed = (cohort.classifier.params != before).any(1).tolist()
+    assert changed == [True, True, True, False]
+    assert float(log.figures["loss"][3]) == 0.0
 
 
 def test_draws_are_the_same_in_any_company_and_others_in_every_round() -> None:
@@ -105,6 +138,10 @@ def test_others_see_the_classes_alone(tmp_path: Path) -> None:
     answers = network(model.params, model.space.normalise(images)[None])
     assert torch.equal(answers, whole[..., :10])
     torch.testing.assert_close(Deployed(model)(images), answers[0].softmax(1))
+    assert export(model, "safetensors", tmp_path / "one.safetensors") < 1e-6
+    tensors, _ = load_model(tmp_path / "one.safetensors")
+    assert (tensors["out.weight"].shape, tensors["out.bias"].shape) == ((10, 50), (10,))
+    assert torch.equal(tensors["out.bias"], network.named(model.params)["out.bias"][0, :10])
 
 
 def test_it_learns_to_tell_turns() -> None:

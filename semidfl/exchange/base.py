@@ -15,7 +15,7 @@ from torch import Tensor
 
 from semidfl.topology import Topology
 
-__all__ = ["Counted", "Exchange", "Neighbourhood", "Shared"]
+__all__ = ["Counted", "Exchange", "Neighbourhood", "Shared", "row_sum"]
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,17 @@ class Neighbourhood:
         if trust is None:
             return weights
         scaled = weights * trust.to(weights)[self.index]
-        return scaled / scaled.cumsum(1)[:, -1:]  # padding on the right then changes no bit
+        return scaled / row_sum(scaled)
 
     @property
     def count(self) -> Tensor:
         """(C,) size of each neighbourhood."""
         return self.mask.sum(1)
+
+
+def row_sum(x: Tensor) -> Tensor:
+    """(C, G) -> (C, 1), summed from left to right: padding on the right then changes no bit."""
+    return x.cumsum(1)[:, -1:]
 
 
 @lru_cache(maxsize=32)  # the same in every round, as long as the same clients answer

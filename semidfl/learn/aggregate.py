@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from semidfl.errors import ConfigError, nearest
-from semidfl.exchange.base import Neighbourhood
+from semidfl.exchange.base import Neighbourhood, row_sum
 from semidfl.plugins import find_plugin
 
 __all__ = ["adaptive_weights", "equal_weights", "find_rule", "mix", "say"]
@@ -23,14 +23,9 @@ def equal_weights(near: Neighbourhood) -> Tensor:
 def adaptive_weights(accuracy: Tensor, near: Neighbourhood) -> Tensor:
     """Eq. 12: w_ij = softmax over j in G_i of a_j - mean of a over G_i. accuracy (M,) -> (C, G)."""
     a = torch.where(near.mask, accuracy.double()[near.index], 0.0)
-    centred = a - _row_sum(a) / near.count[:, None]
+    centred = a - row_sum(a) / near.count[:, None]
     e = torch.where(near.mask, centred.exp(), 0.0)
-    return e / _row_sum(e)
-
-
-def _row_sum(x: Tensor) -> Tensor:
-    """(C, G) -> (C, 1), summed from left to right: padding on the right then changes no bit."""
-    return x.cumsum(1)[:, -1:]
+    return e / row_sum(e)
 
 
 def say(taught: Tensor | None, idle: float) -> Tensor | None:

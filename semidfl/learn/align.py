@@ -26,7 +26,7 @@ from torch import Tensor
 
 from semidfl.cohort import take
 from semidfl.data.shards import Rows
-from semidfl.exchange.base import Neighbourhood, Shared
+from semidfl.exchange.base import Neighbourhood, Shared, row_sum
 from semidfl.learn.aggregate import mix
 from semidfl.learn.robust import median
 from semidfl.topology import Topology
@@ -121,7 +121,7 @@ def averaging(
     weights = gossip_weights(graph, own, seen.ids, device)
     if seen.trust is not None:
         weights = weights * seen.trust.to(weights)[near.index]
-    rest = (1 - weights.cumsum(1)[:, -1:]).float()  # in one order, so that padding changes no bit
+    rest = (1 - row_sum(weights)).float()
     return lambda mine, all_: mix(weights, near, all_, True) + rest * mine
 
 

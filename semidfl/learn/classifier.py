@@ -57,19 +57,22 @@ def train_classifier(
         images = torch.cat([images, space.normalise(turned.images)], dim=2)
         if batch.held:  # one more block, which all have
             batch = replace(batch, held=(*batch.held, (True,) * len(images)))
-        trains, stepped = torch.ones_like(trains), [images, targets, turned.quarters]
+        trains, stepped = trains | turned.there, [images, targets, turned.quarters]
     offset = adjustment * batch.class_shares().clamp(min=_RAREST).log()[:, None]  # (C, 1, K)
 
     def loss_of(params: Tensor, images: Tensor, targets: Tensor, *rest: Tensor) -> Tensor:
         quarters, rest = (None, rest) if turned is None else (rest[0], rest[1:])
-        offset, valid, trust, slots, *packing = rest
+        offset, valid, trust, slots, there, *packing = rest
         logits = run_packed(network, tuple(packing), len(batch.held), params, images)
         now = replace(batch, images=images[:, :present], targets=targets, valid=valid, trust=trust, slots=slots)
         known = loss(logits[:, :present, :classes] + offset, targets, now)
-        return known if quarters is None else known + turns * turning_loss(logits[:, present:, classes:], quarters)
+        if quarters is None:
+            return known
+        return known + turns * there * turning_loss(logits[:, present:, classes:], quarters)
 
     kind = (loss, batch.capacity, len(batch.held), turns)
-    fixed = (offset, batch.valid, batch.trust, batch.slots, *batch.packing(network))
+    there = trains if turned is None else turned.there
+    fixed = (offset, batch.valid, batch.trust, batch.slots, there, *batch.packing(network))
     return descend(loss_of, kind, network, optimiser, learner, trains, stepped, fixed, scale)
 
 

@@ -9,8 +9,9 @@
 - median: as many dropped as can be.
 
 The last two count all neighbours alike: Eq. 12 weighs them by an accuracy which is each one's own claim, and would let
-two liars outvote three others. In clip the claim stays bounded, for the weights are. All three leave out models
-that are not finite. A neighbourhood takes in whoever answered; of a short one fewer values are dropped, never all.
+two liars outvote three others. In clip the claim stays bounded, for the weights are; with any of them, how much
+a neighbour claims to have learnt from (`aggregation.idle`) does not count. All three leave out models that are not
+finite. A neighbourhood takes in whoever answered; of a short one fewer values are dropped, never all.
 """
 
 from collections.abc import Callable

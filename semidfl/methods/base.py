@@ -112,9 +112,11 @@ class Method:
 
     def claims(self, cohort: Cohort, pseudo: PseudoLabels | None) -> dict[str, Tensor]:
         """What each client says of itself to those who mix its models, by which they weigh them."""
-        accuracy = self.judge(cohort)
+        accuracy, rule = self.judge(cohort), self.setup.config.aggregation
         found = {} if accuracy is None else {"accuracy": accuracy}
-        return found | ({"taught": taught(cohort, pseudo)} if self.setup.config.aggregation.idle < 1 else {})
+        if rule.idle < 1 and rule.robust == "none":  # a liar could claim nine times an honest client's weight
+            found["taught"] = taught(cohort, pseudo)
+        return found
 
     def weights(self, near: "Neighbourhood", accuracy: Tensor | None) -> Tensor:
         """w_ij (C, G); accuracy (M,) of all that answered."""

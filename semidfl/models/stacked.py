@@ -83,8 +83,9 @@ def standardised(weight: Tensor) -> Tensor:
 
     weight (C, out, in, k, k); `models/weights.py` has the same for a GPU
     """
-    centred = weight - weight.mean((2, 3, 4), keepdim=True)
-    return centred * (centred.square().sum((2, 3, 4), keepdim=True) + EPS).rsqrt()
+    exact = weight.float() if weight.dtype == torch.bfloat16 else weight
+    centred = exact - exact.mean((2, 3, 4), keepdim=True)
+    return (centred * (centred.square().sum((2, 3, 4), keepdim=True) + EPS).rsqrt()).to(weight.dtype)
 
 
 class GroupNorm(nn.GroupNorm):
@@ -213,13 +214,13 @@ class Network:
         filled (C,): only so many of a client's samples count. The others may become any number.
         """
         half = params.to(self.dtype)
-        if fused(params) and not self._wide(params, inputs[0]):
-            weights = self._by_taps(self._standardised(half))
-        else:
-            weights = self.named(half)
         moved = tuple(x.to(self.dtype) if x.is_floating_point() else x for x in inputs)
 
         def run() -> Tensor:
+            if fused(params) and not self._wide(params, inputs[0]):
+                weights = self._by_taps(self._standardised(half))
+            else:
+                weights = self.named(half)
             with self._module() as module:
                 return cast(Tensor, functional_call(module, weights, moved))
 
@@ -321,6 +322,7 @@ class Network:
         if fused(grad):
             from semidfl.models import weights
 
+            grad = grad.contiguous()
             weights.shorten(grad, self._table(weights.pieces, grad), grad.numel() // self.size, limit)
             return grad
         clients, out = grad.numel() // self.size, torch.empty_like(grad, dtype=torch.float32)

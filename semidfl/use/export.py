@@ -86,13 +86,24 @@ def _probes(shape: tuple[int, int, int]) -> Iterator[Images]:
 # --- safetensors -------------------------------------------------------------------------------------------
 
 
+_HEAD = ("out.weight", "out.bias")
+"""of either classifier: a row an output"""
+
+
 def _write_safetensors(trained: Trained, path: Path) -> None:
-    tensors = {name: x[0] for name, x in trained.classifier.named(trained.params).items()}
+    classes = trained.space.classes
+    tensors = {
+        name: x[0, :classes] if name in _HEAD else x[0]  # what follows served training alone (`classifier.turns`)
+        for name, x in trained.classifier.named(trained.params).items()
+    }
     save_model(path, tensors, metadata(trained))
 
 
 def _read_safetensors(trained: Trained, path: Path) -> Answer:
     module, (tensors, _) = Deployed(trained), load_model(path)
+    whole = module.network.state_dict()
+    for name in _HEAD:
+        tensors[name] = torch.cat([tensors[name], whole[name][0, len(tensors[name]) :]])
     missing = module.network.load_state_dict({name: x[None] for name, x in tensors.items()})
     assert not missing.missing_keys
     return lambda images: module(torch.from_numpy(images)).numpy()
