@@ -36,7 +36,9 @@ def test_the_parts_of_a_table_are_the_table(tables: ModuleType) -> None:
 def note(tables: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> Path:
     """In place of `semidfl reproduce`: a process that writes a line when it starts and when it ends."""
     log = folder / "log"
-    head = ["import sys, time", f"log = open({str(log)!r}, 'a', buffering=1)", "print('start', sys.argv[1], file=log)"]
+    head = ["import signal, sys, time", f"log = open({str(log)!r}, 'a', buffering=1)"]
+    # As `reproduce` does: whoever starts the tests in the background may have Ctrl-C ignored.
+    head += ["signal.signal(signal.SIGINT, signal.default_int_handler)", "print('start', sys.argv[1], file=log)"]
     code = "\n".join([*head, body, "print('end', sys.argv[1], file=log)"])
     monkeypatch.setattr(tables, "_runs", lambda part: {part[0]})
     monkeypatch.setattr(tables, "_REPRODUCE", [sys.executable, "-c", code])
