@@ -238,6 +238,23 @@ def test_killed_after_the_last_round_a_peer_still_ends(tmp_path: Path) -> None:
         assert made.summary("a")["rounds"] == 5
 
 
+def test_whoever_trains_already_is_not_kept_waiting_for_a_third(keys: Path) -> None:  # noqa: F811
+    """Three dies when two has greeted it and one has not: two is in round 1, and one does not wait for three."""
+    made = peers_of(keys, [(0,), (1,), (2,)], deadlines=Deadlines(hello=20.0, round=6.0, transfer=1.0, linger=0.5))
+    with made[0] as one, made[1] as two:
+        started = time.monotonic()
+
+        def begin() -> set[str]:
+            missing = set(one.hello(1))
+            assert one.share(1, "models", rows_of(one)).ids == (0, 1)
+            return missing
+
+        missing, shared = at_once([begin, lambda: two.share(1, "models", rows_of(two))])
+        assert missing == {"three"}
+        assert shared.ids == (0, 1)
+        assert time.monotonic() - started < 18
+
+
 def test_a_restart_beside_a_dead_neighbour_keeps_nobody_waiting(keys: Path) -> None:  # noqa: F811
     """Three is dead; one comes back while two is under way, and does not wait for three."""
     made = peers_of(keys, [(0,), (1,), (2,)], deadlines=Deadlines(hello=20.0, round=5.0, transfer=1.0, linger=0.5))

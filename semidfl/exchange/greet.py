@@ -18,7 +18,7 @@ from semidfl.node.retry import pauses
 __all__ = ["Greeting"]
 
 _GRACE = 2.0
-"""seconds that a restarted peer gives all its neighbours to answer, before those that have are enough"""
+"""seconds that all neighbours get to answer once the others are under way, before those that have are enough"""
 _EVERY = 5.0
 """seconds between two lines of the log that say who is waited for"""
 
@@ -37,14 +37,16 @@ class Greeting:
 
     async def barrier(self, least: int, restarted: bool) -> dict[str, str]:
         until = time.monotonic() + self.plan.deadlines.hello
-        least, enough = min(least, len(self.lines)), time.monotonic() + _GRACE
+        least, patience = min(least, len(self.lines)), until
         self.server.mailbox.waits = not restarted
         why = dict.fromkeys(self.lines, "not heard of yet")
         tasks = [asyncio.create_task(self._greet(name, until, why)) for name in self.lines]
         said = time.monotonic()
         while why and time.monotonic() < until:
             await asyncio.wait(tasks, timeout=0.2)
-            if restarted and len(tasks) - len(why) >= max(1, least) and time.monotonic() > enough:
+            if restarted or self.server.begun:  # whoever trains already is waiting for this peer
+                patience = min(patience, time.monotonic() + _GRACE)
+            if len(tasks) - len(why) >= max(1, least) and time.monotonic() > patience:
                 break
             if len(why) == len(tasks) and all(reason.startswith("disagrees") for reason in why.values()):
                 break  # it is this peer's own file that is wrong

@@ -118,7 +118,8 @@ class GrpcExchange:
     def hello(self, least: int, restarted: bool = False) -> dict[str, str]:
         """The barrier: waits for the neighbours, compares, and says who is missing and why.
 
-        After a restart the others are under way: enough of them will do, and none is kept waiting meanwhile.
+        Where the others are under way, enough of them will do: whoever is not there is not waited for any longer.
+        After a restart that is so from the beginning, and none of them is kept waiting meanwhile.
         """
         return self._do(self._greeting.barrier(least, restarted), self.plan.deadlines.hello + _SLACK)
 

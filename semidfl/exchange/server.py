@@ -103,6 +103,7 @@ class Server:
         self.neighbours, self.mailbox, self.ledger, self.tally = neighbours, mailbox, ledger, tally
         self.denied, self.seal, self.longest = denied, seal, longest
         self.secure = seal.identity is not None
+        self.begun = False  # whether a neighbour trains already: it has asked for tensors
         self.gone: set[str] = set()  # those that need nothing more
         self.disputes: dict[str, str] = {}  # in what those differ that have said hello and do not agree
         self._open: Counter[str] = Counter()
@@ -124,6 +125,7 @@ class Server:
             ask = decode(Ask, await _read(words, context))
             with self._admitted(ask.sender, context):
                 self._agreed(ask.agreement)
+                self.begun = True
                 await asyncio.wait_for(self._answer(ask, context), self.longest)
         except Refused as refused:
             await self._refuse(refused, context)
