@@ -88,6 +88,11 @@ class Overall:
         self.todo.pop(0)
         self.say(line + self._left_text(math.nan))
 
+    def elsewhere(self, config: Config, seconds: float) -> None:
+        """Another process has done this run, which was still to do."""
+        self.forecast.learn(config, seconds)
+        self.todo.remove(config)
+
     def tick(self, run: Progress) -> None:
         """A round of a run has ended."""
         left = run.pace * (run.rounds - run.done)

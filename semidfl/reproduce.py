@@ -145,8 +145,12 @@ def run_missing(
     with Overall([config for group in groups for config in group], total, forecast) as overall, Stop() as stop:
         overall.say(f"{plan.name}: {total} runs, {total - len(todo)} of them done; they are kept in {runs}")
         for planned in groups:
-            # Another process may have done some of them since.
-            group = [config for config in planned if finished(runs / config_hash(config)) is None]
+            group = []
+            for config in planned:  # another process may have done some of them since
+                if (summary := finished(runs / config_hash(config))) is None:
+                    group.append(config)
+                else:
+                    overall.elsewhere(config, summary["seconds"])
             if not group:
                 continue
             folders = [runs / config_hash(config) for config in group]

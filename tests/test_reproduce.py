@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import re
 import shutil
 import signal
 import sys
@@ -505,23 +506,25 @@ def test_only_what_nobody_has_run_is_run_where_that_is_asked_for(started: list[s
 
 
 def test_what_another_process_has_done_meanwhile_is_not_done_again(
-    started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*ONE_CELL, "--method=dfl-lb", "--rounds=2", "--seeds=2"]
+    words = [*ONE_CELL, "--method=dfl-lb", "--rounds=2"]
     ours = reproduce.run_together
 
     def with_company(configs: Sequence[Config], folders: Sequence[Path], progress: Any) -> Any:
-        """While the first run trains, somebody else does the second."""
+        """While the first run trains, somebody else does it and the second."""
         monkeypatch.setattr(reproduce, "run_together", ours)
-        assert main([*words, "--run=yes"]) == 0
+        assert main([*words, "--seeds=2"]) == 0
+        capsys.readouterr()
         return [reproduce_result(folder) for folder in folders]
 
     def reproduce_result(folder: Path) -> Any:
         return SimpleNamespace(summary=reproduce.finished(folder))
 
     monkeypatch.setattr(reproduce, "run_together", with_company)
-    assert main(words) == 0
-    assert started == ["dfl-lb 0", "dfl-lb 1"]
+    assert main([*words, "--seeds=3"]) == 0
+    assert started == ["dfl-lb 0", "dfl-lb 1", "dfl-lb 2"]
+    assert re.findall(r"run (\d/3).* seed (\d)  accuracy", capsys.readouterr().out) == [("1/3", "0"), ("3/3", "2")]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "3", "{}", '{"accuracy": 1}'])
