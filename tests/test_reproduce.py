@@ -11,7 +11,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,19 +19,18 @@ import numpy as np
 import pytest
 from folders import save
 from scipy import stats
-from small import TINY, tiny
+from small import TINY
 
-from semidfl import experiment, overall, recipes, reproduce, together
+from semidfl import experiment, overall, reproduce, together
 from semidfl.cli import main
 from semidfl.commands.words import flags
-from semidfl.config import Config, config_hash, from_toml, override, to_toml
+from semidfl.config import Config, config_hash, from_toml, to_toml
 from semidfl.data.sources import CATALOGUE
 from semidfl.errors import RunFolderError
-from semidfl.overall import Forecast, Overall, describe
+from semidfl.overall import Overall
 from semidfl.record.folder import RunFolder
-from semidfl.report.levers import levers
 from semidfl.report.margins import margins
-from semidfl.report.plans import KINDS, Options, Plan, make_plan
+from semidfl.report.plans import KINDS, make_plan
 from semidfl.reproduce import options_of
 
 QUICK = [f"--{path}={value}" for path, value in TINY.items() if path not in ("name", "data.dataset", "data.ratio")]
@@ -44,128 +42,6 @@ TWO_METHODS = [*ONE_CELL, "--method", "dfl-lb", "--method=semidfl"]
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def plan_of(name: str, **options: Any) -> Plan:
-    return make_plan(name, Options(**options))
-
-
-# --- plans ------------------------------------------------------------------------------------------------------------
-
-
-def test_main_table_has_every_cell_and_the_upper_bound_once_an_alpha() -> None:
-    plan = plan_of("table-main")
-    assert len(plan.cells) == 6 * 2 * 6
-    # DFL-UB: 3 data sets, 2 alphas; the others: 6 columns, 2 alphas; all with 3 seeds.
-    assert len(plan.runs()) == 3 * (3 * 2 + 5 * 6 * 2)
-    (cell,) = (c for c in plan.cells if (c.what, c.dataset, c.ratio, c.alpha) == ("flexmatch", "cifar10", 1, 0.1))
-    assert cell.row == ("FlexMatch", "0.1")
-    assert cell.column == "CIFAR-10, r = 1 %"
-    assert [c.seed for c in cell.configs] == [0, 1, 2]
-    expected = recipes.paper("cifar10", 1.0, 0.1, "fig1", "flexmatch", seed=1)
-    assert config_hash(cell.configs[1]) == config_hash(expected)
-    upper = [c for c in plan.cells if c.what == "dfl-ub" and c.dataset == "mnist" and c.alpha == 100]
-    assert [c.ratio for c in upper] == [0.5, 0.1]
-    assert upper[0].configs == upper[1].configs
-
-
-def test_digits_have_their_own_ratios() -> None:
-    plan = plan_of("table-main", datasets=("digits",), seeds=2)
-    assert {(c.ratio, c.alpha) for c in plan.cells} == {(5, 100), (2, 100), (5, 0.1), (2, 0.1)}
-    assert len(plan.cells) == 24
-    assert len(plan.runs()) == 44
-
-
-def test_first_seeds_of_all_cells_come_first() -> None:
-    seeds = [config.seed for config in plan_of("table-main", datasets=("digits",)).runs().values()]
-    assert seeds == sorted(seeds)
-
-
-def test_topology_table_gives_each_data_set_its_graph() -> None:
-    plan = plan_of("table-topology", seeds=1)
-    graphs = {(c.dataset, c.configs[0].graph.topology) for c in plan.cells}
-    assert graphs == {("mnist", "topology1"), ("fashion-mnist", "topology2"), ("cifar10", "topology3")}
-    digits = plan_of("table-topology", datasets=("digits",), seeds=1)
-    assert len(digits.cells) == 3 * 24
-    assert {c.configs[0].graph.topology for c in digits.cells} == {"topology1", "topology2", "topology3"}
-
-
-@pytest.mark.parametrize(
-    ("name", "dataset", "path", "values"),
-    [
-        ("table-pseudo-labels", "cifar10", "pseudo.kind", ["vanilla", "apl", "npl"]),
-        ("table-mixup", "mnist", "generator.kind", ["none", "gan", "diffusion"]),
-        ("table-aggregation", "fashion-mnist", "aggregation.weights", ["constant", "adatest", "adagen"]),
-    ],
-)
-def test_ablations_differ_in_one_switch(name: str, dataset: str, path: str, values: list[str]) -> None:
-    plan = plan_of(name, seeds=1)
-    assert len(plan.cells) == 4 * 3
-    assert {c.dataset for c in plan.cells} == {dataset}
-    for start in range(0, 12, 3):
-        three = plan.cells[start : start + 3]
-        assert [c.what for c in three] == values
-        plain = recipes.paper(dataset, three[0].ratio, three[0].alpha)
-        assert [config_hash(c.configs[0]) for c in three] == [config_hash(override(plain, {path: v})) for v in values]
-    # Ours, the last, is a cell of the main table too: the run is shared.
-    main_runs = plan_of("table-main", datasets=(dataset,), seeds=1).runs()
-    assert {config_hash(c.configs[0]) for c in plan.cells if c.what == values[-1]} <= set(main_runs)
-
-
-def test_figures_have_the_papers_grids() -> None:
-    alpha, ratio = plan_of("figure-alpha", seeds=1), plan_of("figure-ratio", seeds=1)
-    assert {(c.dataset, c.ratio) for c in alpha.cells} == {("fashion-mnist", 0.5), ("cifar10", 5)}
-    assert {c.alpha for c in alpha.cells} == {100, 10, 1, 0.1, 0.01}
-    assert {c.alpha for c in ratio.cells} == {100}
-    assert [c.ratio for c in ratio.cells if c.what == "semidfl" and c.dataset == "cifar10"] == [5, 4, 3, 2, 1]
-    assert {c.ratio for c in ratio.cells if c.dataset == "fashion-mnist"} == {0.5, 0.4, 0.3, 0.2, 0.1}
-
-
-def test_overrides_reach_every_run() -> None:
-    plan = plan_of("table-mixup", datasets=("digits",), values={"rounds": "7", "classifier.lr": "0.1"})
-    assert {(c.rounds, c.classifier.lr) for c in plan.runs().values()} == {(7, 0.1)}
-
-
-def test_lists_may_be_repeated_or_parted_by_commas() -> None:
-    pairs = [("dataset", "digits,mnist"), ("dataset", "digits"), ("data.ratio", "5"), ("ratio", "2"), ("rounds", "9")]
-    options = options_of([*pairs, ("seeds", "4"), ("out", "there")])
-    assert options.datasets == ("digits", "mnist")
-    assert options.ratios == (5.0, 2.0)
-    assert (options.seeds, options.values, options.out) == (4, {"rounds": "9"}, Path("there"))
-
-
-def test_the_recipe_is_the_one_asked_for() -> None:
-    for name in ("paper", "tuned"):
-        runs = plan_of("table-main", recipe=name, datasets=("digits",), seeds=1).runs().values()
-        assert {c.name.split("-")[0] for c in runs} == {name}
-        assert {c.variant for c in runs} == {name}
-
-
-def test_levers_are_taken_back_one_by_one() -> None:
-    cells = plan_of("table-levers", datasets=("mnist",), ratios=(0.1,), seeds=2).cells
-    whole, *others = cells
-    assert whole.configs == tuple(recipes.tuned("mnist", 0.1, 0.1, seed=seed) for seed in range(2))
-    for cell in others:
-        back = dict(levers("mnist"))[cell.what]
-        for ours, config in zip(whole.configs, cell.configs, strict=True):
-            assert config == override(replace(ours, name=config.name), back)
-            assert config.name.startswith(f"{ours.name}-without-")
-    assert len({c.configs[0].name for c in cells}) == len(cells)
-
-
-def test_a_lever_is_compared_with_the_whole_recipe() -> None:
-    """Of runs made elsewhere; the third row has one seed only, which is compared with nothing."""
-    words = ["table-levers", "--dataset", "digits", "--ratio", "5", "--seeds", "2"]
-    cells = make_plan(words[0], options_of(flags(words[1:]))).cells[:3]
-    done = zip([0.9, 0.8, 0.7, 0.75, 0.6], [c for cell in cells for c in cell.configs], strict=False)
-    versions = {"versions": {"torch": "1"}, "device": "none", "seconds": 1.0, "std_over_clients": 0.0}
-    summaries = [versions | {"config": config_hash(config), "accuracy": accuracy} for accuracy, config in done]
-    Path("results").mkdir()
-    Path("results/runs.jsonl").write_text("".join(json.dumps(s) + "\n" for s in summaries))
-    assert main(["reproduce", *words, "--run", "no"]) == 0
-    rows = list(csv.DictReader(io.StringIO(Path("results/table-levers-digits.csv").read_text())))
-    assert [(r["mean"][:4], r["difference"][:5]) for r in rows[:3]] == [("85.0", ""), ("72.5", "-12.5"), ("60.0", "")]
-    assert "72.50 ± 0.00 ± 3.54<br>-12.50" in Path("results/table-levers-digits.md").read_text()
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
@@ -389,6 +265,21 @@ def test_margins_are_corrected_for_their_number_and_need_both_methods() -> None:
     assert (second.setting, second.points, second.p) == ("b", pytest.approx(0), 1.0)
 
 
+def test_a_lever_is_compared_with_the_whole_recipe() -> None:
+    """Of runs made elsewhere; the third row has one seed only, which is compared with nothing."""
+    words = ["table-levers", "--dataset", "digits", "--ratio", "5", "--seeds", "2"]
+    cells = make_plan(words[0], options_of(flags(words[1:]))).cells[:3]
+    done = zip([0.9, 0.8, 0.7, 0.75, 0.6], [c for cell in cells for c in cell.configs], strict=False)
+    versions = {"versions": {"torch": "1"}, "device": "none", "seconds": 1.0, "std_over_clients": 0.0}
+    summaries = [versions | {"config": config_hash(config), "accuracy": accuracy} for accuracy, config in done]
+    Path("results").mkdir()
+    Path("results/runs.jsonl").write_text("".join(json.dumps(s) + "\n" for s in summaries))
+    assert main(["reproduce", *words, "--run", "no"]) == 0
+    rows = list(csv.DictReader(io.StringIO(Path("results/table-levers-digits.csv").read_text())))
+    assert [(r["mean"][:4], r["difference"][:5]) for r in rows[:3]] == [("85.0", ""), ("72.5", "-12.5"), ("60.0", "")]
+    assert "72.50 ± 0.00 ± 3.54<br>-12.50" in Path("results/table-levers-digits.md").read_text()
+
+
 # --- stopped ----------------------------------------------------------------------------------------------------------
 
 
@@ -542,60 +433,6 @@ def test_a_folder_with_another_run_is_not_taken_for_it(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("[1")
     with pytest.raises(RunFolderError, match="remove it"):
         reproduce.finished(tmp_path)
-
-
-@pytest.mark.parametrize(("dataset", "device", "sizes"), [("mnist", "cuda", [6, 12]), ("mnist", "cpu", [1] * 18)])
-def test_on_a_gpu_small_networks_train_as_one(dataset: str, device: str, sizes: list[int], tmp_path: Path) -> None:
-    plan = plan_of("table-main", datasets=(dataset,), methods=("dfl-ub", "dfl-lb"))
-    groups = reproduce.groups_of(list(plan.runs().values()), tmp_path, device)
-    assert sorted(map(len, groups)) == sizes
-
-
-def test_a_resnet_fills_a_gpu_by_itself(tmp_path: Path) -> None:
-    plan = plan_of("table-main", datasets=("cifar10",), methods=("dfl-lb",))
-    groups = reproduce.groups_of(list(plan.runs().values()), tmp_path, "cuda")
-    assert [len(group) for group in groups] == [1] * 12
-
-
-# --- time left --------------------------------------------------------------------------------------------------------
-
-
-def test_time_left_adds_up_what_runs_alike_have_taken() -> None:
-    quick, slow = tiny(method="dfl-lb"), tiny(method="semidfl")
-    forecast = Forecast()
-    assert math.isnan(forecast.of(quick))
-    forecast.learn(quick, 10)
-    assert forecast.of(slow) == 10  # nothing better is known
-    forecast.learn(slow, 100)
-    forecast.learn(tiny(method="semidfl", seed=1, data__ratio=3, data__alpha=7), 200)
-    assert forecast.of(tiny(method="semidfl", seed=2)) == 150
-    todo = [quick, slow, slow]
-    shown = Overall(todo, 5, forecast, stream=io.StringIO())
-    assert shown.left() == 10 + 150 + 150
-    assert shown.left(current=4) == 4 + 300
-
-
-def test_a_run_is_described_by_what_tells_it_from_others() -> None:
-    assert describe(recipes.paper("digits", 5, 0.1, seed=1)) == "semidfl digits r=5 a=0.1 seed 1"
-    other = override(recipes.paper("mnist", topology="topology1"), {"generator.kind": "none"})
-    assert describe(other) == "semidfl topology1 none mnist r=0.5 a=100 seed 0"
-
-
-def test_lines_say_where_it_stands() -> None:
-    stream, now = io.StringIO(), [0.0]
-    config = tiny(method="dfl-lb", rounds=4)
-    shown = Overall([config, config], 12, Forecast(), stream=stream, clock=lambda: now[0])
-    with shown, shown.of([config]) as progress:
-        progress.start(4, 1, "LMUU")
-        for t in range(1, 5):
-            now[0] += 20
-            progress.update(t, {"accuracy": [0.25, 0.75]})
-    shown.done(config, 80, 0.5)
-    lines = stream.getvalue().splitlines()
-    # A line at once, then not before half a minute has gone by.
-    assert lines[0] == "run 11/12  dfl-lb ring digits r=50 a=100 seed 0  round 1/4  accuracy 0.500"
-    assert [line.split("  ")[2] for line in lines[1:-1]] == ["round 3/4"]
-    assert lines[-1] == "run 11/12  dfl-lb ring digits r=50 a=100 seed 0  accuracy 0.500  80 s  left 1:20"
 
 
 # --- figures without runs ---------------------------------------------------------------------------------------------
