@@ -4,7 +4,8 @@ SemiDFLError
 ├── ConfigError       a field has a value that is not legal
 ├── DataError         a data set is missing, damaged or cannot be split as asked
 ├── TopologyError     a graph is not connected or names clients that do not exist
-├── RunFolderError    a run folder is in use, missing, or cannot be written
+├── RunFolderError    a run folder is missing, or cannot be written
+│   └── InUseError    another process works in it
 ├── CheckpointError   a checkpoint is missing, damaged or belongs to another run
 ├── IdentityError     a key or certificate is missing, expired or not what it should be
 ├── FederationError   a federation file is not legal, or the peers cannot come together
@@ -15,6 +16,7 @@ The command line prints these as one line and leaves with exit code 2 (130 when 
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 __all__ = [
     "CheckpointError",
@@ -22,6 +24,7 @@ __all__ = [
     "DataError",
     "FederationError",
     "IdentityError",
+    "InUseError",
     "RunFolderError",
     "SemiDFLError",
     "Stopped",
@@ -47,7 +50,15 @@ class TopologyError(SemiDFLError):
 
 
 class RunFolderError(SemiDFLError):
-    """A run folder is in use, missing, or cannot be written."""
+    """A run folder is missing, or cannot be written."""
+
+
+class InUseError(RunFolderError):
+    """Another process works in a run folder."""
+
+    def __init__(self, path: Path, holder: str) -> None:
+        super().__init__(f"{path} is in use by another process (pid {holder})")
+        self.path = path
 
 
 class CheckpointError(SemiDFLError):

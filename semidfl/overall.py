@@ -70,6 +70,7 @@ class Overall:
     ) -> None:
         self.todo, self.total, self.forecast = list(todo), total, forecast
         self.stream, self.clock = stream or sys.stdout, clock
+        self.others: list[Config] = []  # runs that another process is at
         self._said, self._group = -math.inf, 1
         self._bar = _bar() if _can_draw(self.stream) else None
         self._task = self._bar.add_task("", total=total) if self._bar else None
@@ -91,6 +92,11 @@ class Overall:
     def elsewhere(self, config: Config, seconds: float) -> None:
         """Another process has done this run, which was still to do."""
         self.forecast.learn(config, seconds)
+        self.todo.remove(config)
+
+    def taken(self, config: Config) -> None:
+        """Another process is at this run."""
+        self.others.append(config)
         self.todo.remove(config)
 
     def tick(self, run: Progress) -> None:

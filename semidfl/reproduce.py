@@ -16,7 +16,8 @@ from typing import Any
 
 from semidfl.config import Config, config_hash, full_path, leaves, override
 from semidfl.data.sources import outline
-from semidfl.errors import ConfigError, RunFolderError, SemiDFLError, Stopped
+from semidfl.errors import ConfigError, InUseError, RunFolderError, SemiDFLError, Stopped
+from semidfl.experiment import Result
 from semidfl.overall import Forecast, Overall
 from semidfl.record.atomic import explain, replacing
 from semidfl.record.summaries import add_summaries, read_summaries
@@ -144,27 +145,38 @@ def run_missing(
     groups = groups_of(todo, runs)
     with Overall([config for group in groups for config in group], total, forecast) as overall, Stop() as stop:
         overall.say(f"{plan.name}: {total} runs, {total - len(todo)} of them done; they are kept in {runs}")
-        for planned in groups:
-            group = []
-            for config in planned:  # another process may have done some of them since
-                if (summary := finished(runs / config_hash(config))) is None:
-                    group.append(config)
-                else:
-                    overall.elsewhere(config, summary["seconds"])
-            if not group:
-                continue
-            folders = [runs / config_hash(config) for config in group]
-            # The table is the report.
-            quiet = [replace(config, compute=replace(config.compute, report=False)) for config in group]
-            results = run_together(quiet, folders, overall.of(group))
-            for config, folder, result in zip(group, folders, results, strict=True):
+        for group in groups:
+            for config, result in _unless_others(group, runs, overall):
                 # Two states of all clients and their optimisers: gigabytes a run, and of no use once it has ended.
-                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+                shutil.rmtree(runs / config_hash(config) / "checkpoints", ignore_errors=True)
                 if kept is not None:
                     add_summaries(kept, [result.summary])
                 overall.done(config, result.summary["seconds"], result.summary["accuracy"] or 0)
             if stop.requested:
                 raise Stopped("stopped between two runs")
+        if left := sum(finished(runs / config_hash(config)) is None for config in overall.others):
+            overall.say(f"{left} of {total} runs are left to another process, which will put them into the table")
+
+
+def _unless_others(group: Sequence[Config], runs: Path, overall: Overall) -> list[tuple[Config, Result]]:
+    """Runs those of a group that no other process has done since, or is at."""
+    left = list(group)
+    while True:
+        for config in list(left):
+            if (summary := finished(runs / config_hash(config))) is not None:
+                overall.elsewhere(config, summary["seconds"])
+                left.remove(config)
+        if not left:
+            return []
+        # The table is the report.
+        quiet = [replace(config, compute=replace(config.compute, report=False)) for config in left]
+        try:
+            results = run_together(quiet, [runs / config_hash(config) for config in left], overall.of(left))
+            return list(zip(left, results, strict=True))
+        except InUseError as error:
+            (taken,) = (config for config in left if runs / config_hash(config) == error.path)
+            overall.taken(taken)
+            left.remove(taken)
 
 
 def groups_of(todo: Sequence[Config], runs: Path, device: str = "") -> list[list[Config]]:

@@ -105,10 +105,11 @@ def run_together(configs: Sequence[Config], folders: Sequence[Path], progress: P
         raise ConfigError(f"attack.kind = {configs[0].attack.kind!r}: runs with attackers train one by one")
     if len(configs) > 1 and is_folder(configs[0].data.dataset):  # what is kept for testing is drawn by the seed
         raise ConfigError(f"data.dataset = {configs[0].data.dataset!r}: runs on a folder train one by one")
-    data = load(configs[0].data.dataset, configs[0].data, configs[0].seed)
-    parts = [prepare(config, data) for config in configs]
     with ExitStack() as stack:
+        # First of all, before what takes time: another process may want the same run.
         kept = [stack.enter_context(open_folder(*pair)) for pair in zip(configs, folders, strict=True)]
+        data = load(configs[0].data.dataset, configs[0].data, configs[0].seed)
+        parts = [prepare(config, data) for config in configs]
         done = {take_up(k, config, cohort) for k, config, (_, cohort) in zip(kept, configs, parts, strict=True)}
         if len(done) > 1:
             raise ConfigError(f"runs train together only if they have come equally far, not rounds {sorted(done)}")

@@ -32,9 +32,12 @@ def spoilt(x: Tensor, channels: int) -> Tensor:
     return torch.where(of_clients(channels), x, torch.nan)
 
 
-@pytest.mark.parametrize(("kernel", "stride", "inp"), [(3, 1, 16), (3, 2, 40), (1, 1, 40), (3, 1, 3)])
-def test_convolutions(kernel: int, stride: int, inp: int) -> None:
-    side, out = 8 * stride, 16
+@pytest.mark.parametrize(
+    ("kernel", "stride", "inp", "out"),
+    [(3, 1, 16, 16), (3, 2, 40, 16), (3, 2, 16, 40), (1, 2, 16, 40), (1, 1, 40, 16), (3, 1, 3, 16)],
+)
+def test_convolutions(kernel: int, stride: int, inp: int, out: int) -> None:
+    side = 8 * stride
     x, w = normal(1, 4, side, side, 3 * inp), normal(2, 3, kernel * kernel, inp, out)
     # A tile is 64 pixels: one sample here, so that no tile is filled in part.
     y, whole = convolve(spoilt(x, inp), w, None, None, stride, FILLED), convolve(x, w, None, None, stride)

@@ -76,6 +76,9 @@ def grads(y: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
         (3, 2, 6, 16, 1, 3, 1, True),  # the last
         (2, 2, 6, 40, 16, 1, 1, True),
         (2, 2, 6, 32, 16, 1, 2, False),
+        (2, 3, 8, 24, 40, 3, 2, False),  # back to every parity of pixels by its own taps
+        (2, 2, 7, 16, 32, 3, 2, True),
+        (2, 2, 7, 16, 48, 1, 2, False),  # most pixels went nowhere
         (1, 1, 4, 80, 70, 3, 1, True),  # more than a tile, and not whole ones
         (2, 12, 12, 6, 25, 3, 1, True),  # pixels of several splits
     ],

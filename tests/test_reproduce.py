@@ -418,6 +418,33 @@ def test_what_another_process_has_done_meanwhile_is_not_done_again(
     assert re.findall(r"run (\d/3).* seed (\d)  accuracy", capsys.readouterr().out) == [("1/3", "0"), ("3/3", "2")]
 
 
+@pytest.mark.parametrize("stacked", [False, True], ids=["one by one", "as a stack"])
+def test_a_run_that_another_process_is_at_is_left_to_it(
+    stacked: bool,
+    started: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same command on several GPUs: each does what the others do not."""
+    words = [*ONE_CELL, "--method=dfl-lb", "--rounds=2", "--seeds=3"]
+    monkeypatch.setattr(reproduce, "at_once", lambda config, device="": 3 if stacked else 1)
+    plan = make_plan("table-main", options_of([word.removeprefix("--").split("=", 1) for word in words[2:]]))
+    keys = list(plan.runs())
+    with RunFolder.create(tmp_path / "runs/reproduce" / keys[1], ""):
+        assert main(words) == 0
+    printed = capsys.readouterr().out
+    ended = [reproduce.finished(tmp_path / "runs/reproduce" / key) is not None for key in keys]
+    assert ended == [True, False, True]
+    assert "\n1 of 3 runs are left to another process, which will put them into the table\n" in printed
+    assert "1 of 3 runs are still missing" in (tmp_path / "results/table-main-digits.md").read_text()
+    started.clear()
+    assert main(words) == 0
+    assert started == ["dfl-lb 1"]
+    assert "another process" not in capsys.readouterr().out
+    assert "missing" not in (tmp_path / "results/table-main-digits.md").read_text()
+
+
 @pytest.mark.parametrize("line", ["{", "[]", "3", "{}", '{"accuracy": 1}'])
 def test_a_damaged_line_is_named(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results").mkdir()

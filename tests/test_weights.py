@@ -37,12 +37,17 @@ def weights(network: Network) -> Tensor:
     return params.to(DEVICE)
 
 
+@pytest.mark.parametrize("rows", [256, 4])
 @pytest.mark.parametrize("layered", [False, True], ids=["rows", "layer by layer"])
-def test_filters_are_standardised_and_all_else_stays(layered: bool) -> None:
+def test_filters_are_standardised_and_all_else_stays(layered: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a filter takes several tiles, and whether or not a tile is full and begins at a round place."""
+    monkeypatch.setattr("semidfl.models.weights._ROWS", rows)
     network = network_of(Small)
     params = weights(network)
     leaf = (network.by_layer(params) if layered else params).requires_grad_()
     found = network._standardised(leaf)
+    (tables,) = network._tables.values()
+    assert all(table[:, 5].any() for table in tables)  # filters in both
     expected = {
         name: stacked.standardised(x) if name in ("first.weight", "last.weight") else x
         for name, x in network.named(leaf).items()
@@ -112,3 +117,46 @@ def test_tables_are_made_once_for_each_layout() -> None:
     network._standardised(network.by_layer(params))
     assert len(network._tables) == 3
     assert next(iter(network._tables.values())) is first
+
+
+class Shared(Small):
+    """A layer that runs twice."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.norm(self.first(fold(images)), act="relu")
+        x = self.end(self.last(self.plain(x) + self.plain(x.flip(2))))
+        logits: Tensor = self.out(unfold(x.mean((2, 3), keepdim=True), images.shape[0]).flatten(2))
+        return logits
+
+
+class Unused(Small):
+    """A layer that does not run."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.norm(self.first(fold(images)), act="relu")
+        return unfold(x.mean((2, 3), keepdim=True), images.shape[0]).flatten(2)[..., :7]
+
+
+@pytest.mark.parametrize(
+    ("build", "made"),
+    [(Small, {"first", "plain", "last"}), (Shared, {"first", "last"}), (Unused, {"first", "plain", "last"})],
+)
+def test_gradients_are_written_where_they_belong(
+    build: type[Small], made: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layer by layer as in rows; only what our convolutions did not make is copied there."""
+    monkeypatch.setattr(stacked, "fused", lambda x: True)
+    network, images, pull = network_of(build), random(4, 3, 2, 3, 6, 6).to(DEVICE), random(5, 3, 2, 7).to(DEVICE)
+    copied: list[int] = []
+    plain = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, by: (copied.extend(x.numel() for x in to), plain(to, by)))
+
+    def gradient(leaf: Tensor) -> Tensor:
+        return torch.autograd.grad((network(leaf.requires_grad_(), images) * pull).sum(), leaf)[0]
+
+    rows = gradient(weights(network))
+    assert not copied
+    found = network.by_client(gradient(network.by_layer(weights(network))))
+    torch.testing.assert_close(found, rows, rtol=1e-4, atol=1e-6)
+    theirs = [x for name, x in network.named(rows).items() if name not in {f"{layer}.weight" for layer in made}]
+    assert sum(copied) == sum(x.numel() for x in theirs if x.any())

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from semidfl.models.home import home_of
 from semidfl.models.launch import launched
 
 __all__ = ["convolve"]
@@ -45,21 +46,33 @@ def _conv(
     x, w, bias, extra, filled, y, pixels, clients, w_c, w_k, w_n, b_c, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     OUT_H: tl.constexpr, OUT_W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, KERNEL: tl.constexpr,
     STRIDE: tl.constexpr, BACKWARDS: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, FILLED: tl.constexpr,
-    PACKED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PACKED: tl.constexpr, HALVED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y[p, n] = sum over taps and k of x[p moved by the tap, k] w[tap, k, n], of one client; plus bias, plus extra."""
-    client = tl.program_id(2)
-    p = tl.program_id(0) * BM + tl.arange(0, BM)
+    client, block = tl.program_id(2), tl.program_id(0)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
-    b, oy, ox = p // (OUT_H * OUT_W), p % (OUT_H * OUT_W) // OUT_W, p % OUT_W
     x += client * CI
     w += client.to(tl.int64) * w_c
     TAPS: tl.constexpr = KERNEL * KERNEL
     PARTS: tl.constexpr = (CI + BK - 1) // BK
-    STEPS: tl.constexpr = (TAPS * CI + BK - 1) // BK if PACKED else TAPS * PARTS
-    steps = STEPS
+    ROWS: tl.constexpr = (OUT_H + 1) // 2 if HALVED else OUT_H
+    COLUMNS: tl.constexpr = (OUT_W + 1) // 2 if HALVED else OUT_W
+    if HALVED:  # every second row and column: where they begin tells which of the taps can lead there
+        down, right, block = block % 4 // 2, block % 2, block // 4
+        top, left = (down + KERNEL // 2) % 2, (right + KERNEL // 2) % 2
+        across = (KERNEL + 1 - left) // 2
+        steps = (KERNEL + 1 - top) // 2 * across * PARTS
+    else:
+        steps = (TAPS * CI + BK - 1) // BK if PACKED else TAPS * PARTS
     if FILLED:
-        steps = tl.where(tl.program_id(0) * BM < tl.load(filled + client) * (OUT_H * OUT_W), STEPS, 0)
+        steps = tl.where(block * BM < tl.load(filled + client) * (ROWS * COLUMNS), steps, 0)
+    p = block * BM + tl.arange(0, BM)
+    b, oy, ox = p // (ROWS * COLUMNS), p % (ROWS * COLUMNS) // COLUMNS, p % COLUMNS
+    exists = p < pixels
+    if HALVED:
+        oy, ox = oy * 2 + down, ox * 2 + right
+        exists = exists & (oy < OUT_H) & (ox < OUT_W)
+        p = (b * OUT_H + oy) * OUT_W + ox
     total = tl.zeros((BM, BN), tl.float32)
     for step in range(steps):
         if PACKED:  # few channels: a step takes several taps at once
@@ -67,20 +80,22 @@ def _conv(
             tap, k, real = j // CI, j % CI, j < TAPS * CI
             iy, ix, there = _moved(oy[:, None], ox[:, None], tap[None, :], HEIGHT, WIDTH, KERNEL, STRIDE, BACKWARDS)
             at = ((b[:, None] * HEIGHT + iy) * WIDTH + ix).to(tl.int64) * (clients * CI) + k[None, :]
-            inside = there & (p < pixels)[:, None] & real[None, :]
+            inside = there & exists[:, None] & real[None, :]
         else:
             tap, k = step // PARTS, step % PARTS * BK + tl.arange(0, BK)
+            if HALVED:
+                tap = (top + tap // across * 2) * KERNEL + left + tap % across * 2
             real = k < CI
             iy, ix, there = _moved(oy, ox, tap, HEIGHT, WIDTH, KERNEL, STRIDE, BACKWARDS)
             at = (((b * HEIGHT + iy) * WIDTH + ix).to(tl.int64) * (clients * CI))[:, None] + k[None, :]
-            inside = (there & (p < pixels))[:, None] & real[None, :]
+            inside = (there & exists)[:, None] & real[None, :]
         a = tl.load(x + at, mask=inside, other=0.0)
         weight = w + (tap * (CI * CO) + k * w_k)[:, None] + n[None, :] * w_n
         v = tl.load(weight, mask=real[:, None] & (n < CO)[None, :], other=0.0)
         total = tl.dot(a, v, total)
     if BIAS:
         total += tl.load(bias + client * b_c + n, mask=n < CO, other=0.0).to(tl.float32)[None, :]
-    inside = (p < pixels)[:, None] & (n < CO)[None, :]
+    inside = exists[:, None] & (n < CO)[None, :]
     out = p.to(tl.int64)[:, None] * (clients * CO) + client * CO + n[None, :]
     if EXTRA:
         total += tl.load(extra + out, mask=inside, other=0.0).to(tl.float32)
@@ -132,9 +147,9 @@ def _to_weights(
             bias += tl.sum(v.to(tl.float32), 0)
     row = (split * clients + client).to(tl.int64)
     at_w = dw + ((row * TAPS + tap) * CI + m)[:, None] * CO + n[None, :]
-    tl.store(at_w, total, mask=real[:, None] & (n < CO)[None, :])
+    tl.store(at_w, total.to(dw.dtype.element_ty), mask=real[:, None] & (n < CO)[None, :])
     if first:
-        tl.store(db + row * CO + n, bias, mask=n < CO)
+        tl.store(db + row * CO + n, bias.to(db.dtype.element_ty), mask=n < CO)
 
 
 @launched
@@ -168,18 +183,22 @@ def _product(
         bm, warps = 64, 4
     deep = 64 if x.dtype != torch.float32 else 32  # float32 must fit into the shared memory of smaller GPUs, too
     packed, bk = inp < _FEW, deep if inp >= _FEW else _block(kernel * kernel * inp, 64)
-    grid = (triton.cdiv(pixels, bm), triton.cdiv(out, bn), clients)
+    halved, quarters = backwards and stride == 2 and not packed, 1
+    if halved:
+        pixels, quarters = shape[0] * ((shape[1] + 1) // 2) * ((shape[2] + 1) // 2), 4
+    grid = (quarters * triton.cdiv(pixels, bm), triton.cdiv(out, bn), clients)
     _conv[grid](
         x, w, *(x if v is None else v for v in (bias, extra, filled)), y, pixels, clients,
         w.stride(0), w_k, w_n, 0 if bias is None else bias.stride(0),
         x.shape[1], x.shape[2], shape[1], shape[2], inp, out, kernel, stride,
-        backwards, *(v is not None for v in (bias, extra, filled)), packed, bm, bn, bk, num_warps=warps, num_stages=3,
+        backwards, *(v is not None for v in (bias, extra, filled)), packed, halved, bm, bn, bk,
+        num_warps=warps, num_stages=3,
     )  # fmt: skip
     return y
 
 
 def _weights(
-    x: Tensor, g: Tensor, w: Tensor, filled: Tensor | None, kernel: int, stride: int, bias: bool
+    x: Tensor, g: Tensor, w: Tensor, home: Tensor | None, filled: Tensor | None, kernel: int, stride: int, bias: bool
 ) -> tuple[Tensor, Tensor]:
     """x (B, H, W, C*in), g (B, H', W', C*out) -> the gradients of the weights, as w, and of the bias (C, out)."""
     clients, _, inp, out = w.shape
@@ -190,15 +209,15 @@ def _weights(
     tiles = rows * triton.cdiv(out, bn) * clients
     programs = _PROGRAMS if bm * bn > 64 * 64 else 2 * _PROGRAMS
     splits = max(1, min(triton.cdiv(pixels, 4 * bk), triton.cdiv(programs, tiles)))
-    dw, db = (w.new_empty(splits * n, dtype=torch.float32) for n in (w.numel(), clients * out))
+    done = torch.empty_like(w) if home is None else home, w.new_empty(clients, out)
+    dw, db = done if splits == 1 else (w.new_empty(splits * x.numel(), dtype=torch.float32) for x in done)
     grid = (rows, triton.cdiv(out, bn), clients * splits)
     _to_weights[grid](
         x, g, x if filled is None else filled, dw, db, pixels, clients, *x.shape[1:3], *g.shape[1:3],
         inp, out, kernel, stride, bias, filled is not None, packed, bm, bn, bk, num_warps=4, num_stages=3,
     )  # fmt: skip
-    done = torch.empty_like(w), w.new_empty(clients, out)
     for parts, total in zip((dw, db), done, strict=True):
-        if bias or total is done[0]:
+        if splits > 1 and (bias or total is done[0]):
             _summed[(triton.cdiv(total.numel(), 512),)](parts, total, splits, total.numel(), 512)
     return done
 
@@ -206,12 +225,14 @@ def _weights(
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, extra: Tensor | None, filled: Tensor | None, stride: int
-    ) -> Tensor:
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, extra: Tensor | None, filled: Tensor | None, stride: int,
+        home: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         w = w.contiguous()  # a client's row may begin anywhere; loads of eight numbers at a time want even places
         ctx.kernel, ctx.stride, ctx.bias = 3 if w.shape[1] == 9 else 1, stride, bias is not None
         shape = torch.Size([x.shape[0], *((n - 1) // stride + 1 for n in x.shape[1:3])])
         ctx.save_for_backward(x, w, filled)
+        ctx.home = home
         return _product(x, w, bias, extra, filled, shape, ctx.kernel, stride, backwards=False)
 
     @staticmethod
@@ -220,8 +241,8 @@ class _Convolve(torch.autograd.Function):
         g, dx = grads[0].contiguous(), None
         if ctx.needs_input_grad[0]:
             dx = _product(g, w, None, None, filled, x.shape[:3], ctx.kernel, ctx.stride, backwards=True)
-        dw, db = _weights(x, g, w, filled, ctx.kernel, ctx.stride, ctx.bias)
-        return dx, dw, db if ctx.bias else None, g if ctx.needs_input_grad[3] else None, None, None
+        dw, db = _weights(x, g, w, ctx.home, filled, ctx.kernel, ctx.stride, ctx.bias)
+        return dx, dw, db if ctx.bias else None, g if ctx.needs_input_grad[3] else None, None, None, None
 
 
 def convolve(
@@ -231,5 +252,5 @@ def convolve(
 
     filled (C,): how many of a client's samples are real; None: all.
     """
-    out: Tensor = _Convolve.apply(x, w, bias, extra, filled, stride)
+    out: Tensor = _Convolve.apply(x, w, bias, extra, filled, stride, home_of(w))
     return out

@@ -41,7 +41,11 @@ def _through_act(v, g, ACT: tl.constexpr):
 def _lanes(first, PER: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr):
     """Channels of GROUPS groups of PER, each on WIDE lanes (a power of two), and which lanes are real."""
     lane = tl.arange(0, GROUPS * WIDE)
-    return (first + lane // WIDE) * PER + lane % WIDE, lane % WIDE < PER
+    if WIDE == PER:  # one beside the other, which a compiler sees only like this: it then reads eight at a time
+        c, real = first * PER + lane, tl.full((GROUPS * WIDE,), 1, tl.int1)
+    else:
+        c, real = (first + lane // WIDE) * PER + lane % WIDE, lane % WIDE < PER
+    return c, real
 
 
 @triton.jit

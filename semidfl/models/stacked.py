@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from semidfl.draws import Draws
+from semidfl.models.home import apart
 
 __all__ = [
     "EPS",
@@ -44,6 +45,8 @@ EPS = 1e-4
 
 WIDE = 1000
 """samples in a pass without gradients with which one client's heavy network fills a GPU"""
+
+_Table = TypeVar("_Table")
 
 _filled: ContextVar[Tensor | None] = ContextVar("filled", default=None)
 """(C,) how many of a client's samples are real, for layers that can leave out the others"""
@@ -194,7 +197,7 @@ class Network:
         self.dtype = dtype
         flagged = (name for name, layer in self.module.named_modules() if getattr(layer, "standard", False))
         self._filters = {f"{name}.weight" for name in flagged}
-        self._tables: dict[Hashable, Tensor] = {}
+        self._tables: dict[Hashable, Any] = {}
         self._idle = [self.module]
         self._rehearsed: set[Hashable] = set()
 
@@ -271,6 +274,10 @@ class Network:
 
     def _by_taps(self, params: Tensor) -> dict[str, Tensor]:
         """The same for our own kernels: convolutions as (C, taps, in, out)."""
+        if params.dim() == 1 and params.requires_grad:  # these kernels can write gradients where they belong
+            clients = params.numel() // self.size
+            shapes = [(s[2] * s[3], s[1], s[0]) if len(s) == 4 else s for s in self.shapes.values()]
+            return dict(zip(self.shapes, apart(params, [(clients, *shape) for shape in shapes]), strict=True))
         return {name: x.flatten(1, 2) if x.dim() == 5 else x for name, x in self._stored(params).items()}
 
     def _standardised(self, params: Tensor) -> Tensor:
@@ -279,9 +286,9 @@ class Network:
             return params
         from semidfl.models import weights
 
-        return weights.standardise(params, self._table(weights.strips, params))
+        return weights.standardise(params, self._table(weights.tiles, params))
 
-    def _table(self, build: Callable[[list["Part"], torch.device], Tensor], params: Tensor) -> Tensor:
+    def _table(self, build: Callable[[list["Part"], torch.device], _Table], params: Tensor) -> _Table:
         """For a kernel that goes through all clients' layers at once: where they are, as `build` wants it."""
         clients, layered = params.numel() // self.size, params.dim() == 1
         key = (build, clients, layered, params.device)
@@ -294,7 +301,7 @@ class Network:
                     parts.append(Part(client, start, size // columns, columns, name in self._filters))
                 before += size
             self._tables[key] = build(parts, params.device)
-        return self._tables[key]
+        return cast(_Table, self._tables[key])
 
     def _stored(self, params: Tensor) -> dict[str, Tensor]:
         """As they lie in a row; convolutions (C, k, k, in, out). `split`, since its gradient is one concatenation."""

@@ -4,7 +4,8 @@ A ResNet has twenty layers of filters and sixty of weights; layer by layer, in P
 hundreds of kernels for them. Here a table says where everything is, and one kernel goes through it.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,116 +15,168 @@ from torch import Tensor
 from semidfl.models.launch import launched
 from semidfl.models.stacked import EPS, Part
 
-__all__ = ["pieces", "shorten", "standardise", "strips"]
+__all__ = ["pieces", "shorten", "standardise", "tiles"]
 
-_COLUMNS, _ROWS = 64, 64
+_COLUMNS, _ROWS = 64, 256
+"""of a tile, which a program holds as a whole"""
+_EVEN = 8
+"""numbers that are read at a time, where a tile begins at a multiple of them"""
 _PIECE = 1 << 16
 
 # --- filters ----------------------------------------------------------------------------------------------------------
 
 
-def strips(parts: list[Part], device: torch.device) -> Tensor:
-    """The table for `standardise`: every part in strips of columns, the longest first; what is no filter is copied."""
-    found = []
+class Tiles(NamedTuple):
+    """Tables for `standardise`, of tiles that are full and begin at a multiple of _EVEN, and of all others.
+
+    Of a tile: where its strip begins, the strip's rows, from row to row, the strip's width, the number of the strip's
+    first tile, and whether these are filters.
+    """
+
+    even: Tensor
+    odd: Tensor
+
+
+def tiles(parts: list[Part], device: torch.device) -> Tiles:
+    """Every part in strips of columns, each in tiles one below the other; what is no filter is to be copied."""
+    found: tuple[list[tuple[int, ...]], ...] = ([], [])
     for part in parts:
-        if part.filters:
-            for first in range(0, part.columns, _COLUMNS):
-                width = min(_COLUMNS, part.columns - first)
-                found.append((part.start + first, part.rows, part.columns, width, 1))
-            continue
-        whole, rest = divmod(part.rows * part.columns, _COLUMNS)
-        if whole:
-            found.append((part.start, whole, _COLUMNS, _COLUMNS, 0))
+        size, columns = part.rows * part.columns, part.columns if part.filters else _COLUMNS
+        rows, rest = divmod(size, columns)
+        strips = [(part.start + j, rows, columns, min(_COLUMNS, columns - j)) for j in range(0, columns, _COLUMNS)]
         if rest:
-            found.append((part.start + whole * _COLUMNS, 1, rest, rest, 0))
-    return torch.tensor(sorted(found, key=lambda strip: -strip[1]), dtype=torch.int64, device=device)
+            strips.append((part.start + size - rest, 1, rest, rest))
+        for start, rows, stride, width in strips:
+            table = found[width < _COLUMNS or start % _EVEN > 0 or stride % _EVEN > 0]
+            table += [(start, rows, stride, width, len(table), int(part.filters))] * -(-rows // _ROWS)
+    return Tiles(*(torch.tensor(table, dtype=torch.int64, device=device).view(-1, 6) for table in found))
 
 
 @triton.jit
-def _strip(table, COLUMNS: tl.constexpr):
-    """Where a program's strip begins, its rows, from row to row, which columns there are, whether they are filters."""
-    at = table + tl.program_id(0).to(tl.int64) * 5
+def _tile(table, EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where a program's numbers are, which of them there are, and its strip: rows, first tile, whether of filters."""
+    at = table + tl.program_id(0).to(tl.int64) * 6
+    start, rows, stride, width, first = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4)
+    i = (tl.program_id(0) - first) * ROWS + tl.arange(0, ROWS)
     j = tl.arange(0, COLUMNS)
-    return tl.load(at), tl.load(at + 1), tl.load(at + 2), j, j < tl.load(at + 3), tl.load(at + 4)
+    inside = (i < rows)[:, None]
+    if EVEN:  # said aloud, so that eight numbers are read at a time: what a table holds, a compiler does not know
+        start, stride = tl.multiple_of(start, 8), tl.multiple_of(stride, 8)
+    else:
+        inside = inside & (j < width)[None, :]
+    return start + i[:, None] * stride + j[None, :], inside, rows, first, tl.load(at + 5) != 0
 
 
 @launched
 @triton.jit
-def _standardise(x, y, kept, table, eps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    start, rows, stride, j, there, filters = _strip(table, COLUMNS)
+def _spread(x, parts, table, EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Mean and squared distance from it of every column of a tile."""
+    at, inside, rows, first, filters = _tile(table, EVEN, ROWS, COLUMNS)
+    if filters:
+        v = tl.load(x + at, inside, 0.0).to(tl.float32)
+        count = tl.minimum(rows - (tl.program_id(0) - first) * ROWS, ROWS).to(tl.float32)
+        mean = tl.sum(v, 0) / count
+        off = tl.where(inside, v - mean[None, :], 0.0)
+        place = parts + tl.program_id(0) * (2 * COLUMNS) + tl.arange(0, COLUMNS)
+        tl.store(place, mean)
+        tl.store(place + COLUMNS, tl.sum(off * off, 0))
+
+
+@launched
+@triton.jit
+def _scaled(x, y, parts, kept, table, eps, EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """y = (x - mean) scale, of filters; kept: mean and scale, with a strip's first tile."""
+    at, inside, rows, first, filters = _tile(table, EVEN, ROWS, COLUMNS)
+    j = tl.arange(0, COLUMNS)
     mean = tl.zeros((COLUMNS,), tl.float32)
     scale = tl.full((COLUMNS,), 1.0, tl.float32)
-    if filters != 0:
-        total = tl.zeros((COLUMNS,), tl.float32)
-        for first in range(0, rows, ROWS):
-            i = first + tl.arange(0, ROWS)
-            inside = (i < rows)[:, None] & there[None, :]
-            total += tl.sum(tl.load(x + start + i[:, None] * stride + j[None, :], inside, 0.0).to(tl.float32), 0)
-        mean = total / rows
+    if filters:
         square = tl.zeros((COLUMNS,), tl.float32)
-        for first in range(0, rows, ROWS):
-            i = first + tl.arange(0, ROWS)
-            inside = (i < rows)[:, None] & there[None, :]
-            v = tl.load(x + start + i[:, None] * stride + j[None, :], inside, 0.0).to(tl.float32) - mean[None, :]
-            square += tl.sum(tl.where(inside, v * v, 0.0), 0)
+        for k in range(tl.cdiv(rows, ROWS)):  # the tiles of a strip put together, as Chan et al. (1979) do it
+            place = parts + (first + k) * (2 * COLUMNS) + j
+            count, before = tl.minimum(rows - k * ROWS, ROWS).to(tl.float32), k * (ROWS * 1.0)
+            off = tl.load(place) - mean
+            mean += off * (count / (before + count))
+            square += tl.load(place + COLUMNS) + off * off * (before * count / (before + count))
         scale = tl.rsqrt(square + eps)
-    for first in range(0, rows, ROWS):
-        i = first + tl.arange(0, ROWS)
-        inside = (i < rows)[:, None] & there[None, :]
-        at = start + i[:, None] * stride + j[None, :]
-        v = (tl.load(x + at, inside, 0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
-        tl.store(y + at, v.to(y.dtype.element_ty), inside)
-    place = kept + tl.program_id(0) * (2 * COLUMNS) + j
-    tl.store(place, mean)
-    tl.store(place + COLUMNS, scale)
+        if tl.program_id(0) == first:
+            tl.store(kept + first * (2 * COLUMNS) + j, mean)
+            tl.store(kept + first * (2 * COLUMNS) + COLUMNS + j, scale)
+    v = (tl.load(x + at, inside, 0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
+    tl.store(y + at, v.to(y.dtype.element_ty), inside)
 
 
 @launched
 @triton.jit
-def _standardise_back(x, g, dx, kept, table, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """y = (x - mean) scale: dx = scale (g - mean of g - y times the sum of g y)."""
-    start, rows, stride, j, there, filters = _strip(table, COLUMNS)
-    place = kept + tl.program_id(0) * (2 * COLUMNS) + j
-    mean, scale = tl.load(place), tl.load(place + COLUMNS)
-    total, along = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
-    if filters != 0:
-        for first in range(0, rows, ROWS):
-            i = first + tl.arange(0, ROWS)
-            inside = (i < rows)[:, None] & there[None, :]
-            at = start + i[:, None] * stride + j[None, :]
-            grad = tl.load(g + at, inside, 0.0).to(tl.float32)
-            y = (tl.load(x + at, inside, 0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
-            total += tl.sum(grad, 0)
-            along += tl.sum(grad * y, 0)
-        total = total / rows
-    for first in range(0, rows, ROWS):
-        i = first + tl.arange(0, ROWS)
-        inside = (i < rows)[:, None] & there[None, :]
-        at = start + i[:, None] * stride + j[None, :]
+def _along(x, g, kept, parts, table, EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sums of g and of g y over every column of a tile."""
+    at, inside, _, first, filters = _tile(table, EVEN, ROWS, COLUMNS)
+    if filters:
+        place = kept + first * (2 * COLUMNS) + tl.arange(0, COLUMNS)
+        mean, scale = tl.load(place), tl.load(place + COLUMNS)
+        grad = tl.load(g + at, inside, 0.0).to(tl.float32)
         y = (tl.load(x + at, inside, 0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
-        grad = tl.load(g + at, inside, 0.0).to(tl.float32) - total[None, :] - y * along[None, :]
-        tl.store(dx + at, (grad * scale[None, :]).to(dx.dtype.element_ty), inside)
+        place = parts + tl.program_id(0) * (2 * COLUMNS) + tl.arange(0, COLUMNS)
+        tl.store(place, tl.sum(grad, 0))
+        tl.store(place + COLUMNS, tl.sum(grad * y, 0))
+
+
+@launched
+@triton.jit
+def _back(x, g, dx, kept, parts, table, EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """y = (x - mean) scale: dx = scale (g - mean of g - y times the sum of g y)."""
+    at, inside, rows, first, filters = _tile(table, EVEN, ROWS, COLUMNS)
+    j = tl.arange(0, COLUMNS)
+    mean = tl.zeros((COLUMNS,), tl.float32)
+    total, along = mean, mean
+    scale = tl.full((COLUMNS,), 1.0, tl.float32)
+    if filters:
+        mean = tl.load(kept + first * (2 * COLUMNS) + j)
+        scale = tl.load(kept + first * (2 * COLUMNS) + COLUMNS + j)
+        for k in range(tl.cdiv(rows, ROWS)):
+            place = parts + (first + k) * (2 * COLUMNS) + j
+            total += tl.load(place)
+            along += tl.load(place + COLUMNS)
+        total = total / rows
+    y = (tl.load(x + at, inside, 0.0).to(tl.float32) - mean[None, :]) * scale[None, :]
+    grad = tl.load(g + at, inside, 0.0).to(tl.float32) - total[None, :] - y * along[None, :]
+    tl.store(dx + at, (grad * scale[None, :]).to(dx.dtype.element_ty), inside)
 
 
 class _Standardise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
-        y, kept = torch.empty_like(x), torch.empty(len(table), 2, _COLUMNS, device=x.device)
-        _standardise[(len(table),)](x, y, kept, table, EPS, _ROWS, _COLUMNS, num_warps=8)
-        ctx.save_for_backward(x, kept, table)
+    def forward(ctx: Any, x: Tensor, *tables: Tensor) -> Tensor:
+        y, parts, kept = torch.empty_like(x), _per_tile(tables), _per_tile(tables)
+        for (table, *how), part, mine in zip(_each(tables), parts, kept, strict=True):
+            _spread[(len(table),)](x, part, table, *how, num_warps=8)
+            _scaled[(len(table),)](x, y, part, mine, table, EPS, *how, num_warps=8)
+        ctx.save_for_backward(x, *kept)
+        ctx.tables = tables
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        x, kept, table = ctx.saved_tensors
-        dx = torch.empty_like(x)
-        _standardise_back[(len(table),)](x, grads[0].contiguous(), dx, kept, table, _ROWS, _COLUMNS, num_warps=8)
-        return dx, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *kept = ctx.saved_tensors
+        g, dx, parts = grads[0].contiguous(), torch.empty_like(x), _per_tile(ctx.tables)
+        for (table, *how), part, mine in zip(_each(ctx.tables), parts, kept, strict=True):
+            _along[(len(table),)](x, g, mine, part, table, *how, num_warps=8)
+            _back[(len(table),)](x, g, dx, mine, part, table, *how, num_warps=8)
+        return dx, *(None for _ in ctx.tables)
 
 
-def standardise(x: Tensor, table: Tensor) -> Tensor:
+def _each(tables: Sequence[Tensor]) -> list[tuple[Tensor, bool, int, int]]:
+    """Those that are not empty, with what a kernel must know of them: whether they are even, and a tile's sizes."""
+    return [(table, even, _ROWS, _COLUMNS) for table, even in zip(tables, (True, False), strict=True) if len(table)]
+
+
+def _per_tile(tables: Sequence[Tensor]) -> list[Tensor]:
+    """Room for two numbers of each column of every tile."""
+    return [torch.empty(len(table), 2, _COLUMNS, device=table.device) for table, *_ in _each(tables)]
+
+
+def standardise(x: Tensor, where: Tiles) -> Tensor:
     """Every filter less its mean and at length 1, as `stacked.standardised`; all else as it is."""
-    y: Tensor = _Standardise.apply(x.contiguous(), table)
+    y: Tensor = _Standardise.apply(x.contiguous(), *where)
     return y
 
 

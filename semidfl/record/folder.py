@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from semidfl.errors import RunFolderError
+from semidfl.errors import InUseError, RunFolderError
 from semidfl.record.atomic import explain, replacing, sync
 
 __all__ = ["RunFolder", "clean", "read_records", "write_whole"]
@@ -220,7 +220,7 @@ def _lock(path: Path) -> int:
     except BlockingIOError:
         holder = os.pread(handle, 32, 0).decode(errors="replace") or "not yet known"
         os.close(handle)
-        raise RunFolderError(f"{path} is in use by another process (pid {holder})") from None
+        raise InUseError(path, holder) from None
     except BaseException:
         os.close(handle)
         raise
