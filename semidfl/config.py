@@ -153,6 +153,8 @@ class PseudoLabelConfig:
     """for align: labels of each class added to those there are; many say that classes are known to be about even"""
     masked: bool = False
     """weigh the pseudo-labelled samples by the share that qualified, as a masked mean over all would"""
+    doubled: bool = False
+    """2 B pseudo-labelled samples in a batch, each at half the weight, where there are no generated ones"""
 
 
 @dataclass(frozen=True)
@@ -406,7 +408,14 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(to_toml(same, without).encode()).hexdigest()[:12]
 
 
-_YOUNGER = ("classifier.loss", "classifier.grad_clip", "classifier.standardise", "classifier.turns", "aggregation.idle")
+_YOUNGER = (
+    "classifier.loss",
+    "classifier.grad_clip",
+    "classifier.standardise",
+    "classifier.turns",
+    "pseudo.doubled",
+    "aggregation.idle",
+)
 """than the tables in results/: where such a field has its default, runs keep the name that they had without it"""
 
 

@@ -33,7 +33,7 @@ def memory(config: Config) -> dict[str, int]:
     setup = Setup.of(config, data, graph)
     method, clients = find_method(config.method)(setup), graph.clients
     parts = {"images": sum(x.nbytes for x in (data.train_images, data.test_images))}
-    sources = 2 + method.generates + (config.classifier.turns > 0)
+    sources = 2 + (method.generates or config.pseudo.doubled) + (config.classifier.turns > 0)
     networks: dict[str, tuple[Network | Generator, int]] = {
         "classifier": (setup.classifier, config.classifier.batch * sources)
     }

@@ -184,8 +184,10 @@ def groups_of(todo: Sequence[Config], runs: Path, device: str = "") -> list[list
     groups: list[list[Config]] = []
     open_ones: dict[tuple[str, int], list[Config]] = {}
     for config in todo:
-        key = likeness(config), resumable(runs / config_hash(config))
-        if len(open_ones.get(key, ())) % at_once(config, device) == 0:
+        size = at_once(config, device)
+        # How far it has come counts only among several, and takes seconds to find out for ten ResNets.
+        key = likeness(config), resumable(runs / config_hash(config)) if size > 1 else 0
+        if len(open_ones.get(key, ())) % size == 0:
             open_ones[key] = []
             groups.append(open_ones[key])
         open_ones[key].append(config)

@@ -11,7 +11,12 @@ from semidfl.data.augment import Augment
 from semidfl.data.shards import Shards
 from semidfl.draws import Draws
 from semidfl.learn.batch import Batch, PseudoLabels, compose, draw_kept
-from semidfl.learn.loss import cross_entropy_by_source, mean_cross_entropy, mean_cross_entropy_times_sources
+from semidfl.learn.loss import (
+    cross_entropy_by_source,
+    entropy_and_distance,
+    mean_cross_entropy,
+    mean_cross_entropy_times_sources,
+)
 
 CLASSES = 4
 AS_IS = Augment(0, False)
@@ -49,7 +54,7 @@ def batch_of(
 ) -> Batch:
     """What some of the five clients draw, if they have all sources or those given."""
     parts = {"shards": shards(), "draws": draws_of(5), "pseudo": pseudo(), "synthetic": synthetic()} | parts
-    chunk = {name: take(x, rows) for name, x in parts.items()}
+    chunk = {name: x if isinstance(x, bool) else take(x, rows) for name, x in parts.items()}
     return compose(t, "classify", steps, size, augment, CLASSES, **chunk)
 
 
@@ -145,11 +150,56 @@ def test_sources_that_nobody_has_take_no_room() -> None:
     assert batch_of(pseudo=None).slots.tolist() == [*range(10), *range(20, 30)]
 
 
-@pytest.mark.parametrize("made", [None, synthetic()], ids=["without generated", "with generated"])
-def test_a_client_draws_the_same_alone_and_in_company(made: Synthetic | None) -> None:
+def test_doubled_pseudo_labels_stand_in_the_slots_of_generated_ones() -> None:
+    batch = batch_of(doubled=True, synthetic=None)
+    assert batch.slots.tolist() == list(range(30))
+    assert batch.source.tolist() == [0] * 10 + [1] * 20
+    for client in (MIXED, UNLABELLED):
+        allowed = own_samples(client, 1)
+        for block in (slice(10, 20), slice(20, 30)):
+            numbers = batch.images[client, :, block, 0, 0, 0].flatten().tolist()
+            targets = batch.targets[client, :, block].flatten(0, 1).tolist()
+            assert set(numbers) == set(allowed)
+            assert all(target == allowed[number] for number, target in zip(numbers, targets, strict=True))
+        assert not torch.equal(batch.images[client, :, 10:20], batch.images[client, :, 20:])
+    assert batch.valid[[ONE_LABEL, REJECTED, NOTHING], 10:].any().item() is False
+
+
+def test_doubled_pseudo_labels_count_as_much_as_once() -> None:
+    """The loss of two halves is the mean of theirs, whether sources are weighed together or by themselves."""
+    trust = torch.tensor([1.0, 0.5, 1.0, 1.0, 0.2])
+    parts = {"synthetic": None, "pseudo": replace(pseudo(), trust=trust)}
+    batch = batch_of(doubled=True, **parts)
+    assert batch.weights()[MIXED].tolist() == pytest.approx([0.05] * 10 + [0.0125] * 20)
+    assert batch.weights()[UNLABELLED].tolist() == pytest.approx([0.0] * 10 + [0.01] * 20)
+    logits, targets = random(1, *batch.targets[:, 0].shape), batch.targets[:, 0]
+    once = batch_of(**parts)
+    for loss in (mean_cross_entropy, mean_cross_entropy_times_sources, cross_entropy_by_source, entropy_and_distance):
+        halves = [loss(logits[:, some], targets[:, some], once) for some in HALVES]
+        assert torch.allclose(loss(logits, targets, batch), (halves[0] + halves[1]) / 2)
+
+
+HALVES = [list(range(20)), [*range(10), *range(20, 30)]]
+
+
+def test_generated_samples_keep_their_slots() -> None:
+    """Doubled or not, where there are some, or no pseudo-labels."""
+    for parts in ({}, {"pseudo": None}, {"pseudo": None, "synthetic": None}):
+        plain, doubled = batch_of(**parts), batch_of(doubled=True, **parts)
+        assert torch.equal(plain.images, doubled.images)
+        assert torch.equal(plain.weights(), doubled.weights())
+        assert torch.equal(plain.source, doubled.source)
+
+
+@pytest.mark.parametrize(
+    ("made", "doubled"),
+    [(None, False), (None, True), (synthetic(), False)],
+    ids=["without generated", "doubled", "with generated"],
+)
+def test_a_client_draws_the_same_alone_and_in_company(made: Synthetic | None, doubled: bool) -> None:
     """Its valid slots hold the same pictures, augmented alike, and the same numbers are drawn for them."""
     pool = replace(shards(), images=pixels(3, 60, 1, 4, 4))
-    parts = {"augment": Augment(2, True), "shards": pool, "synthetic": made}
+    parts = {"augment": Augment(2, True), "shards": pool, "synthetic": made, "doubled": doubled}
     company = batch_of(**parts)
     noise = random(1, 5, 30, company.capacity)
     for client in range(5):

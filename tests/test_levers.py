@@ -1,6 +1,7 @@
 """What goes beyond the paper: strong augmentation, pools, logit adjustment, mixed momentum; not alignment."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -228,6 +229,20 @@ def test_who_learns_more_has_more_say(method: str) -> None:
         assert weights == pytest.approx([factors[j] / total for j in near], rel=1e-5)
 
 
+@pytest.mark.parametrize("method", ["semidfl", "mixmatch", "flexmatch", "cbafed", "dfl-lb"])
+def test_doubled_pseudo_labels_are_for_every_method_that_has_some(method: str) -> None:
+    """Who has none, or only labels, trains as before."""
+    same = {"compute__deterministic": True, "generator__kind": "none", "pseudo__threshold": 0.13}
+    config = ten(method=method, variant="tuned", rounds=1, **same)
+    once, doubled = (
+        rounds_of(replace(config, pseudo=replace(config.pseudo, doubled=x)))[1].classifier.optimiser["velocity"]
+        for x in (False, True)
+    )
+    differ = [not torch.equal(a, b) for a, b in zip(once, doubled, strict=True)]
+    assert differ[:2] == [False, False]  # labels only
+    assert any(differ) == (method != "dfl-lb")
+
+
 def test_taught_counts_what_really_teaches() -> None:
     """Labels, and the share of the samples looked at that carry a target; a target of zeros is none."""
     _, cohort = prepare(ten(), load("digits"))
@@ -271,6 +286,7 @@ def test_all_levers_together_give_the_same_bits_wherever_clients_are() -> None:
         "pseudo__align": True,
         "pseudo__pool": 170,  # clients hold 163 to 179
         "pseudo__masked": True,
+        "pseudo__doubled": True,
         "pseudo__labels": "hard",
         "pseudo__sharpen": 1.7,
         "augment__strong": 1.0,

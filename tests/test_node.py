@@ -6,9 +6,9 @@ import logging
 import os
 import random
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -465,18 +465,8 @@ def trio(keys: Path) -> Iterator[list[GrpcExchange]]:
 
 
 def at_once(calls: list[Any]) -> list[Any]:
-    found: list[Any] = [None] * len(calls)
-
-    def one(k: int) -> None:
-        found[k] = calls[k]()
-
-    threads = [threading.Thread(target=one, args=(k,)) for k in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20.0)
-        assert not thread.is_alive()
-    return found
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(20.0) for future in [pool.submit(call) for call in calls]]
 
 
 def rows_of(exchange: GrpcExchange, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -546,7 +536,7 @@ def test_who_has_no_accuracy_yet_counts_as_good_as_we_are(keys: Path) -> None:
 
 
 def test_hello_says_who_is_missing(keys: Path) -> None:
-    made = peers_of(keys, [(0,), (1,), (2,)], deadlines=Deadlines(hello=0.6, round=0.5, transfer=1.0, linger=0.5))
+    made = peers_of(keys, [(0,), (1,), (2,)], deadlines=Deadlines(hello=4.0, round=0.5, transfer=1.0, linger=0.5))
     with made[0], made[1]:
         missing = at_once([lambda x=x: x.hello(1) for x in made[:2]])
         assert all(set(why) == {"three"} and "not reachable" in why["three"] for why in missing)

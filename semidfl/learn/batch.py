@@ -48,6 +48,7 @@ class Batch:
     slots: Tensor  # (S,) which of the SOURCES x B slots these are
     capacity: int  # SOURCES x B
     held: Held = ()  # which clients may have each present source, as far as the host knows
+    doubled: bool = False  # pseudo-labelled samples stand in the slots of generated ones, too
 
     @property
     def steps(self) -> int:
@@ -56,11 +57,16 @@ class Batch:
 
     def weights(self) -> Tensor:
         """(C, S): the mean over a client's valid samples, each as far as trusted; all zero where it has none."""
-        return self.valid * self.trust / self.valid.sum(1, keepdim=True).clamp(min=1)
+        counted = self.valid * self._each()
+        return counted * self.trust / counted.sum(1, keepdim=True).clamp(min=1)
 
     def weights_by_source(self) -> Tensor:
         """(C, S): the mean over each source by itself, so that the loss is the sum of its parts'."""
-        return self.valid * self.trust * (SOURCES / self.capacity)
+        return self.valid * self._each() * self.trust * (SOURCES / self.capacity)
+
+    def _each(self) -> Tensor | float:
+        """(S,): what a sample counts. Twice as many of a source count as much as once: only with less chance."""
+        return torch.where(self.source == PSEUDO, 0.5, 1.0) if self.doubled else 1.0
 
     def own_sources(self) -> Tensor:
         """(C,): of how many sources the client has samples of its own, labelled or pseudo-labelled; 1 at least."""
@@ -70,7 +76,8 @@ class Batch:
     @property
     def source(self) -> Tensor:
         """(S,): LABELLED, PSEUDO or GENERATED."""
-        return self.slots // (self.capacity // SOURCES)
+        block = self.slots // (self.capacity // SOURCES)
+        return block.clamp(max=PSEUDO) if self.doubled else block
 
     def class_shares(self, but: int | None = None) -> Tensor:
         """(C, K): how often each class is a target in the client's batches of this round, one source left out."""
@@ -111,12 +118,15 @@ def compose(
     pseudo: PseudoLabels | None,
     synthetic: Synthetic | None,
     strong: Augmentation | None = None,
+    doubled: bool = False,
 ) -> Batch:
     """Draws `steps` batches with `size` samples of each source, with replacement.
 
-    `strong` augments the pseudo-labelled samples, in place of `augment`.
+    `strong` augments the pseudo-labelled samples, in place of `augment`; `doubled`, twice as many of them are drawn
+    where there are no generated ones.
     """
-    parts: list[tuple[int, Tensor, Tensor, Tensor]] = []  # source, images, targets, valid
+    doubled = doubled and pseudo is not None and synthetic is None
+    parts: list[tuple[int, Tensor, Tensor, Tensor]] = []  # block of slots, images, targets, valid
     held: list[tuple[bool, ...]] = []
     if any(shards.labelled.held):
         place = draws.below(t, f"{purpose} labelled", shards.labelled.count, steps, size)
@@ -126,11 +136,14 @@ def compose(
         held.append(tuple(n > 0 for n in shards.labelled.held))
         parts.append((LABELLED, images, F.one_hot(known, classes).float(), shards.labelled.count > 0))
     if pseudo is not None and any(shards.unlabelled.held):
-        place = draw_kept(pseudo.kept, draws, t, f"{purpose} pseudo", steps, size)
+        place = draw_kept(pseudo.kept, draws, t, f"{purpose} pseudo", steps, (1 + doubled) * size)
         index = _gather(shards.unlabelled.table, place)
         images = (strong or augment)(shards.images, index, draws, t, f"{purpose} pseudo")
-        held.append(tuple(n > 0 for n in shards.unlabelled.held))
-        parts.append((PSEUDO, images, _gather(pseudo.targets, place), pseudo.kept.any(1)))
+        targets = _gather(pseudo.targets, place)
+        blocks = (PSEUDO, GENERATED) if doubled else (PSEUDO,)
+        for block, *drawn in zip(blocks, images.split(size, 2), targets.split(size, 2), strict=True):
+            held.append(tuple(n > 0 for n in shards.unlabelled.held))
+            parts.append((block, *drawn, pseudo.kept.any(1)))
     if synthetic is not None:
         place = draw_kept(synthetic.kept, draws, t, f"{purpose} generated", steps, size)
         labels = F.one_hot(_gather(synthetic.labels, place), classes).float()
@@ -140,7 +153,9 @@ def compose(
         return _nothing(steps, size, classes, shards)
     slots = torch.cat([torch.arange(size) + source * size for source, *_ in parts])
     one = torch.ones(len(draws), device=draws.keys.device)
-    trust = {PSEUDO: pseudo.trust} if pseudo is not None and pseudo.trust is not None else {}
+    trust = {}
+    if pseudo is not None and pseudo.trust is not None:
+        trust = {PSEUDO: pseudo.trust} | ({GENERATED: pseudo.trust} if doubled else {})
     return Batch(
         torch.cat([images for _, images, _, _ in parts], dim=2),
         torch.cat([targets for _, _, targets, _ in parts], dim=2),
@@ -149,6 +164,7 @@ def compose(
         slots.to(draws.keys.device),
         SOURCES * size,
         tuple(held),
+        doubled,
     )
 
 

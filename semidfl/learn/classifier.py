@@ -70,7 +70,7 @@ def train_classifier(
             return known
         return known + turns * there * turning_loss(logits[:, present:, classes:], quarters)
 
-    kind = (loss, batch.capacity, len(batch.held), turns)
+    kind = (loss, batch.capacity, len(batch.held), batch.doubled, turns)
     there = trains if turned is None else turned.there
     fixed = (offset, batch.valid, batch.trust, batch.slots, there, *batch.packing(network))
     return descend(loss_of, kind, network, optimiser, learner, trains, stepped, fixed, scale)

@@ -56,6 +56,7 @@ class Method:
         """phi_i^{t+1/2}, by MixUp of all that the client has."""
         setup, config = self.setup, self.setup.config
         c, beta, loss, strong = config.classifier, self.mixup_beta(), self.loss(t), self.strong()
+        doubled = config.pseudo.doubled
         scale = cosine(t, config.rounds) if c.schedule == "cosine" else 1.0
 
         def train(
@@ -63,7 +64,7 @@ class Method:
         ) -> Outcome:
             classes = setup.space.classes
             batch = compose(
-                t, "classify", c.iterations, c.batch, setup.augment, classes, shards, draws, some, made, strong
+                t, "classify", c.iterations, c.batch, setup.augment, classes, shards, draws, some, made, strong, doubled
             )
             if config.generator.fill:
                 batch = batch.filled_in()
