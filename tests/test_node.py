@@ -545,7 +545,7 @@ def test_hello_says_who_is_missing(keys: Path) -> None:
 
 
 def test_a_dead_neighbour_costs_less_every_round(keys: Path) -> None:
-    made = peers_of(keys, [(0,), (1,)], deadlines=Deadlines(hello=1, round=0.8, transfer=1.0, linger=0.5))
+    made = peers_of(keys, [(0,), (1,)], deadlines=Deadlines(hello=1, round=2.0, transfer=1.0, linger=0.5))
     with made[0] as one:
         waited = []
         for t in range(1, 6):
@@ -553,8 +553,8 @@ def test_a_dead_neighbour_costs_less_every_round(keys: Path) -> None:
             assert one.share(t, "models", rows_of(one)).ids == (0,)
             waited.append(time.monotonic() - started)
             assert "not reachable" in one.report().missing["two"]
-        assert sum(waited[2:]) < 3 * 0.3 + 0.3
-        assert waited[0] < 0.8 + 0.5
+        assert sum(waited[2:]) < 0.5 * 3 * 2.0  # by halves it is 0.5 + 0.25 + 0.2 at most, and a busy machine's delays
+        assert waited[0] < 2.0 + 2.0
 
 
 def test_an_address_in_use_is_told(keys: Path) -> None:
