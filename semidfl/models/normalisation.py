@@ -4,7 +4,7 @@ A program takes one sample and some groups. Where a client's sample is not real 
 and are not read.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -35,6 +35,13 @@ def _through_act(v, g, ACT: tl.constexpr):
     elif ACT == 2:
         g = tl.where(v > 0, g, 0.0)
     return g
+
+
+@triton.jit
+def _mine(channels, PER: tl.constexpr, GROUPS: tl.constexpr):
+    """A program's sample and first group. A sample's programs run side by side: they share what memory hands out."""
+    blocks = channels // (PER * GROUPS)
+    return tl.program_id(0) // blocks, tl.program_id(0) % blocks * GROUPS
 
 
 @triton.jit
@@ -89,9 +96,9 @@ def _norm(
     FILLED: tl.constexpr, ACT: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """y = act(a x^ + b + extra), x^ normalised over each group of PER channels; one sample, GROUPS groups a program."""
-    sample = tl.program_id(0)
-    c, real = _lanes(tl.program_id(1) * GROUPS, PER, WIDE, GROUPS)
-    seen = _seen(filled, sample, tl.program_id(1) * GROUPS, area, CH, PER, FILLED)
+    sample, first = _mine(channels, PER, GROUPS)
+    c, real = _lanes(first, PER, WIDE, GROUPS)
+    seen = _seen(filled, sample, first, area, CH, PER, FILLED)
     far = sample.to(tl.int64) * area * channels
     total = tl.zeros((GROUPS * WIDE,), tl.float32)
     square = tl.zeros((GROUPS * WIDE,), tl.float32)
@@ -141,9 +148,9 @@ def _norm_back(
     EXTRA: tl.constexpr, FILLED: tl.constexpr, ACT: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """dx, the gradient d before the activation, and over the pixels of each channel the sums of d and d x^."""
-    sample = tl.program_id(0)
-    c, real = _lanes(tl.program_id(1) * GROUPS, PER, WIDE, GROUPS)
-    seen = _seen(filled, sample, tl.program_id(1) * GROUPS, area, CH, PER, FILLED)
+    sample, first = _mine(channels, PER, GROUPS)
+    c, real = _lanes(first, PER, WIDE, GROUPS)
+    seen = _seen(filled, sample, first, area, CH, PER, FILLED)
     far = sample.to(tl.int64) * area * channels
     at = sample * channels + c
     mean = tl.load(stats + 2 * at, mask=real, other=0.0)
@@ -207,15 +214,24 @@ def _norm_sums(
     tl.store(d_bias + c, to_b.to(d_bias.dtype.element_ty), mask=known)
 
 
-def _tiles(channels: int, per: int, area: int, alike: int) -> tuple[int, int, int, int]:
-    """Programs a sample, lanes of a group, groups of a program (32 lanes or more where there are as many), pixels.
+class _Tiles(NamedTuple):
+    """How the work is cut up, as was fastest for a ResNet's layers (docs/log.md)."""
 
-    A program stays within `alike` channels.
-    """
-    wide, some = triton.next_power_of_2(per), 1
-    while some * wide < 32 and alike // per % (2 * some) == 0:
+    blocks: int  # programs a sample
+    wide: int  # lanes of a group
+    groups: int  # of a program
+    pixels: int  # that it reads at a time
+    warps: int
+
+
+def _tiles(channels: int, per: int, area: int, alike: int) -> _Tiles:
+    """32 lanes or more, where there are as many; a program stays within `alike` channels."""
+    wide, some, about = triton.next_power_of_2(per), 1, max(16, triton.next_power_of_2(area))
+    while some * wide < (32 if about > 64 else 64) and alike // per % (2 * some) == 0:
         some *= 2
-    return channels // per // some, wide, some, min(128, max(16, triton.next_power_of_2(area)))
+    pixels = min(about, 512, max(64, about // 2))
+    sides = (about.bit_length() - 1) // 2  # how often an image's side can be halved
+    return _Tiles(channels // per // some, wide, some, pixels, 1 << min(3, max(0, sides - 2)))
 
 
 class _Normalise(torch.autograd.Function):
@@ -227,12 +243,12 @@ class _Normalise(torch.autograd.Function):
         samples, height, width, channels = x.shape
         y, stats = torch.empty_like(x), x.new_empty(samples, channels, 2, dtype=torch.float32)
         alike = channels if filled is None else weight.shape[1]
-        blocks, wide, groups, pixels = _tiles(channels, per, height * width, alike)
+        tiles = _tiles(channels, per, height * width, alike)
         some = (cond, extra, filled)
-        _norm[(samples, blocks)](
+        _norm[(samples * tiles.blocks,)](
             x, weight, bias, *(x if v is None else v for v in some), y, stats, samples, height * width, channels,
-            weight.stride(0), bias.stride(0), eps, weight.shape[1], per, wide, groups,
-            *(v is not None for v in some), act, pixels,
+            weight.stride(0), bias.stride(0), eps, weight.shape[1], per, tiles.wide, tiles.groups,
+            *(v is not None for v in some), act, tiles.pixels, num_warps=tiles.warps,
         )  # fmt: skip
         ctx.save_for_backward(x, weight, bias, stats, *some)
         ctx.per, ctx.act = per, act
@@ -246,11 +262,11 @@ class _Normalise(torch.autograd.Function):
         dx, d_cond, d_extra = (None if v is None else torch.empty_like(v) for v in (x, cond, extra))
         sums, strides, ch = torch.empty_like(stats), (weight.stride(0), bias.stride(0)), weight.shape[1]
         alike = channels if filled is None else ch
-        blocks, wide, groups, pixels = _tiles(channels, ctx.per, height * width, alike)
-        _norm_back[(samples, blocks)](
+        tiles = _tiles(channels, ctx.per, height * width, alike)
+        _norm_back[(samples * tiles.blocks,)](
             x, weight, bias, *(x if v is None else v for v in some), grads[0].contiguous(), stats, dx,
-            x if d_extra is None else d_extra, sums, samples, height * width, channels, *strides, ch, ctx.per, wide,
-            groups, *(v is not None for v in some), ctx.act, pixels,
+            x if d_extra is None else d_extra, sums, samples, height * width, channels, *strides, ch, ctx.per,
+            tiles.wide, tiles.groups, *(v is not None for v in some), ctx.act, tiles.pixels, num_warps=tiles.warps,
         )  # fmt: skip
         d_weight, d_bias = (torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in (weight, bias))
         _norm_sums[(triton.cdiv(channels, 32),)](
