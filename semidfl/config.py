@@ -97,7 +97,7 @@ class ClassifierConfig:
     """of resnet18: bring every filter to mean 0 and length 1 before it is used"""
     turns: float = 0.0
     """weight of telling by how many quarters an image was turned, which needs no labels: B more images in a batch, of
-    all that a client holds; 0 is off"""
+    all that a client holds; it fades as the learning rate does; 0 is off"""
     iterations: int = 25
     """E, training steps of a client in a round"""
     batch: int = 10
@@ -273,6 +273,8 @@ class ComputeConfig:
     """client by client, with a fixed order of summation: the same bits however clients are placed (CPU)"""
     checkpoint_every: int = 10
     """rounds between two checkpoints, more where writing takes long; 0: only at the end and on Ctrl-C"""
+    test_every: int = 0
+    """rounds between two tests before those whose mean is the result, which stays the same; 0: evaluation.every"""
     engine: Literal["memory", "ray"] = "memory"
     """memory: all clients in this process; ray: blocks of clients in the actors of a Ray cluster"""
     actors: int = 0
@@ -415,6 +417,7 @@ _YOUNGER = (
     "classifier.turns",
     "pseudo.doubled",
     "aggregation.idle",
+    "compute.test_every",
 )
 """than the tables in results/: where such a field has its default, runs keep the name that they had without it"""
 

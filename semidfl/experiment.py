@@ -47,6 +47,7 @@ __all__ = [
     "Result",
     "finish",
     "gather",
+    "has_test",
     "keep",
     "prepare",
     "resume",
@@ -254,8 +255,8 @@ class Rounds:
         started = time.perf_counter()
         log = RoundLog(self.t, self.method.setup.device)
         one_round(self.t, self.cohort, self.method, self.exchange, log)
-        due = self.t % self.config.evaluation.every == 0 or self.t == self.config.rounds
-        if due and self.method.setup.test_labels.numel():  # a real peer may have nothing to test with
+        # A real peer may have nothing to test with.
+        if has_test(self.config, self.t) and self.method.setup.test_labels.numel():
             with log.phase("test"):
                 log["accuracy"] = test(self.method.setup, self.cohort.classifier.params)
         log["bytes_sent"] = self.counted.reset()
@@ -263,6 +264,15 @@ class Rounds:
         record["seconds"]["round"] = round(time.perf_counter() - started, 6)
         self.t += 1
         return record
+
+
+def has_test(config: Config, t: int) -> bool:
+    """Whether round t ends with a test: those at the end make the result, the others show how it goes."""
+    every, rounds = config.evaluation.every, config.rounds
+    to_come = rounds // every - t // every + (rounds % every > 0)
+    if to_come >= config.evaluation.last:
+        return t % (config.compute.test_every or every) == 0
+    return t % every == 0 or t == rounds
 
 
 def test(setup: Setup, params: Tensor) -> Tensor:

@@ -83,6 +83,7 @@ _RULES: dict[str, _Rule] = {
     "compute.chunk": _at_least(0),
     "compute.threads": _between(0, 4096),
     "compute.checkpoint_every": _at_least(0),
+    "compute.test_every": _at_least(0),
     "compute.actors": _between(0, 10**5),
     "compute.cores": _between(1, 4096),
 }

@@ -78,6 +78,7 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "evaluation.every": ("at least 1", [1, 100], [0]),
     "evaluation.last": ("at least 1", [1, 100], [0]),
     "compute.chunk": ("at least 0", [0, 100], [-1]),
+    "compute.test_every": ("at least 0", [0, 100], [-1]),
     "compute.threads": ("from 0 to 4096", [0, 4096], [-1, 4097]),
     "compute.checkpoint_every": ("at least 0", [0, 100], [-1]),
     "compute.actors": ("from 0 to 100000", [0, 10**5], [-1, 10**5 + 1]),

@@ -14,6 +14,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from semidfl import draws
 from semidfl.data import augment, shards
 from semidfl.draws import Draws
+from semidfl.exchange.base import Neighbourhood
+from semidfl.learn import aggregate
 from semidfl.learn.optimise import Optimiser
 from semidfl.models import cnn, stacked
 from semidfl.models.acgan import DiscriminatorNet
@@ -307,6 +309,22 @@ def test_optimisers(optimiser: Optimiser, owned: bool, monkeypatch: pytest.Monke
         ends.append([params, *state.values()])
     for ours, theirs in zip(*ends, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [5, 1024, 2500])
+def test_neighbours_are_mixed(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients 1, 3 and 4 of five that answered; the second has two neighbours, so its row is padded. One is broken."""
+    index = torch.tensor([[0, 1, 4], [3, 2, 3], [4, 1, 0]], device=DEVICE)
+    near = Neighbourhood(index, torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1]], device=DEVICE).bool())
+    weights = (random(1, 3, 3).to(DEVICE).exp() * near.mask).double()
+    params = random(2, 5, size).to(DEVICE)
+    params[2, size // 2] = torch.nan
+    found = []
+    for own in (True, False):
+        monkeypatch.setattr(aggregate, "fused", lambda x, own=own: own)
+        found.append(aggregate.mix(weights, near, params, ordered=True))
+    torch.testing.assert_close(*found, equal_nan=True, atol=1e-6, rtol=1e-6)
+    assert found[0].isnan().any(1).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from semidfl.config import Config, override
 from semidfl.data.dataset import Dataset
 from semidfl.data.sources import load
 from semidfl.exchange.memory import MemoryExchange, MemoryHub
-from semidfl.experiment import prepare, train
+from semidfl.experiment import has_test, prepare, run, train
 from semidfl.methods.base import Method
 from semidfl.record.log import RoundLog
 from tests.small import tiny
@@ -168,3 +169,24 @@ def test_all_clients_start_from_the_same_weights() -> None:
     assert (cohort.classifier.params == cohort.classifier.params[0]).all()
     other = prepare(ten(seed=1), load("digits"))[1]
     assert not torch.equal(cohort.classifier.params, other.classifier.params)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "last", "seldom"),
+    [(20, 5, 2, 10), (23, 5, 3, 10), (23, 4, 2, 9), (10, 3, 10, 5), (7, 10, 2, 3)],
+)
+def test_few_tests_on_the_way_leave_those_that_count(rounds: int, every: int, last: int, seldom: int) -> None:
+    usual = [t for t in range(1, rounds + 1) if t % every == 0 or t == rounds]
+    config = tiny(rounds=rounds, evaluation__every=every, evaluation__last=last)
+    assert [t for t in range(1, rounds + 1) if has_test(config, t)] == usual
+    config = override(config, {"compute.test_every": seldom})
+    found = [t for t in range(1, rounds + 1) if has_test(config, t)]
+    assert found[-last:] == usual[-last:]
+    assert found[:-last] == (list(range(seldom, usual[-last], seldom)) if len(usual) > last else [])
+
+
+def test_with_few_tests_on_the_way_the_result_is_the_same(tmp_path: Path) -> None:
+    config = tiny(method="dfl-lb", rounds=6, evaluation__every=1, evaluation__last=2)
+    often, seldom = (run(override(config, {"compute.test_every": k}), tmp_path / str(k)).summary for k in (0, 3))
+    same = [{k: v for k, v in summary.items() if k != "seconds"} for summary in (often, seldom)]
+    assert same[0] == same[1]

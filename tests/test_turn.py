@@ -126,6 +126,18 @@ def test_a_step_adds_the_turned_images_to_the_batch() -> None:
     assert 0 in cohort.shards.labelled.held
 
 
+def test_they_fade_as_the_rate_does() -> None:
+    """In round 3 of 4 of a cosine, both the rate and the weight of turned images are a half of what they were."""
+    changes = {"classifier__iterations": 1, "classifier__momentum": 0.0, "compute__chunk": 2, "rounds": 4}
+    steps = {}
+    for schedule, turns, rate in (("cosine", 0.8, 0.02), ("constant", 0.4, 0.01)):
+        fields = changes | {"classifier__schedule": schedule, "classifier__turns": turns, "classifier__lr": rate}
+        method, cohort = prepare(tiny(method="dfl-lb", **fields), load("digits"))
+        method.train_classifier(3, cohort, None, RoundLog(3, CPU))
+        steps[schedule] = cohort.classifier.params
+    torch.testing.assert_close(steps["cosine"], steps["constant"], atol=1e-7, rtol=1e-6)
+
+
 def test_others_see_the_classes_alone(tmp_path: Path) -> None:
     """Tests, pseudo-labels and exported models: four outputs more are nobody's business but training's."""
     config = tiny(rounds=2, classifier__turns=1.0)

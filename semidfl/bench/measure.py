@@ -23,7 +23,7 @@ from semidfl.cohort import Cohort
 from semidfl.config import Config
 from semidfl.data.sources import load
 from semidfl.exchange.memory import MemoryExchange
-from semidfl.experiment import prepare, train
+from semidfl.experiment import has_test, prepare, train
 from semidfl.methods.base import Method
 from semidfl.record.folder import read_records
 from semidfl.setup import choose_device
@@ -170,10 +170,10 @@ def _base(record: Record) -> float:
 
 def _counts(config: Config, generates: bool) -> dict[str, int]:
     """How often each kind of round, generation and test occurs in a whole cell."""
-    rounds, g, every = config.rounds, config.generator, config.evaluation.every
+    rounds, g = config.rounds, config.generator
     before = min(rounds, g.start - 1) if generates else rounds
     made = len(range(g.start, rounds + 1, g.every)) if generates else 0
-    tests = len({*range(every, rounds + 1, every), rounds})
+    tests = sum(has_test(config, t) for t in range(1, rounds + 1))
     return {"before": before, "after": rounds - before, "generate": made, "test": tests}
 
 

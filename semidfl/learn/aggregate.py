@@ -7,6 +7,7 @@ from torch import Tensor
 
 from semidfl.errors import ConfigError, nearest
 from semidfl.exchange.base import Neighbourhood, row_sum
+from semidfl.models.stacked import fused
 from semidfl.plugins import find_plugin
 
 __all__ = ["adaptive_weights", "equal_weights", "find_rule", "mix", "say"]
@@ -43,6 +44,10 @@ def mix(weights: Tensor, near: Neighbourhood, params: Tensor, ordered: bool) -> 
     (C G) D, less than the dense product's C M D on large sparse graphs. On a GPU products are not exact enough. And
     in the product a network that is no number any more would reach those who are no neighbours: 0 times NaN is NaN.
     """
+    if fused(params):
+        from semidfl.models import kernels
+
+        return kernels.mixed(weights, near.index, params)
     clients, seen = near.index.shape[0], params.shape[0]
     if ordered or params.is_cuda or near.index.shape[1] * 8 < seen or not params.sum().isfinite():
         total = torch.zeros(clients, params.shape[1], device=params.device)

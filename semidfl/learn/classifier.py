@@ -41,7 +41,8 @@ def train_classifier(
 ) -> Outcome:
     """E steps on MixUp of the batch; returns parameters, optimiser state, mean loss.
 
-    MixUp's lambda is drawn once a batch, or `per_sample`. `turned` images run beside the batch and count `turns`.
+    MixUp's lambda is drawn once a batch, or `per_sample`. `turned` images run beside the batch and count `turns`; they
+    teach how to see at all, so they fade with the rate, when what is left to learn are the classes.
     """
     steps, images, targets = batch.steps, space.normalise(batch.images), batch.targets
     if beta:
@@ -71,7 +72,7 @@ def train_classifier(
         return known + turns * there * turning_loss(logits[:, present:, classes:], quarters)
 
     kind = (loss, batch.capacity, len(batch.held), batch.doubled, turns)
-    there = trains if turned is None else turned.there
+    there = trains if turned is None else turned.there * scale
     fixed = (offset, batch.valid, batch.trust, batch.slots, there, *batch.packing(network))
     return descend(loss_of, kind, network, optimiser, learner, trains, stepped, fixed, scale)
 

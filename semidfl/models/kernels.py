@@ -1,4 +1,4 @@
-"""GPU kernels in Triton: optimisers' steps, random numbers, images moved and scaled, the joints of a UNet.
+"""GPU kernels in Triton: optimisers' steps, neighbours mixed, random numbers, images moved and scaled, a UNet's joints.
 
 Each is one pass over memory where PyTorch would make several.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from semidfl.models.launch import launched
 
-__all__ = ["adam", "join", "momentum", "scaled", "shift", "splitmix"]
+__all__ = ["adam", "join", "mixed", "momentum", "scaled", "shift", "splitmix"]
 
 
 @launched
@@ -60,6 +60,30 @@ def _momentum(p, g, v, rate, size, mu, decay, NESTEROV: tl.constexpr, BLOCK: tl.
 def momentum(p: Tensor, g: Tensor, v: Tensor, rate: Tensor, mu: float, decay: float, nesterov: bool) -> None:
     """One step of SGD with momentum in place; p, g, v (C, D)."""
     _momentum[(triton.cdiv(p.numel(), 1024),)](p, g, v, rate, p.numel(), mu, decay, nesterov, 1024)
+
+
+@launched
+@triton.jit
+def _mixed(params, weights, index, out, clients, near, size, BLOCK: tl.constexpr):
+    # A block of all clients, one after the other: most of the rows they read are the same.
+    client = (tl.program_id(0) % clients).to(tl.int64)
+    i = (tl.program_id(0) // clients).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < size
+    total = tl.zeros((BLOCK,), tl.float32)
+    for k in range(near):
+        row = tl.load(index + client * near + k)
+        weight = tl.load(weights + client * near + k)
+        total += weight * tl.load(params + row * size + i, mask=inside, other=0.0)
+    tl.store(out + client * size + i, total, mask=inside)
+
+
+def mixed(weights: Tensor, index: Tensor, params: Tensor) -> Tensor:
+    """The sum of each client's neighbours: weights and index (C, G), params (M, D) -> (C, D), in the order of G."""
+    (clients, near), size = index.shape, params.shape[1]
+    out = params.new_empty(clients, size)
+    rows = (params.contiguous(), weights.float().contiguous(), index.contiguous())
+    _mixed[(clients * triton.cdiv(size, 1024),)](*rows, out, clients, near, size, 1024)
+    return out
 
 
 @triton.jit

@@ -14,7 +14,7 @@ __all__ = ["accuracy_words", "amount", "duration", "labels_words", "network_word
 def accuracy_words(run: History) -> str:
     rounds, values = run.table("accuracy")
     if not rounds:
-        return f"The first test comes after round {run.config.evaluation.every}."
+        return f"The first test comes after round {run.config.compute.test_every or run.config.evaluation.every}."
     last = 100 * values[-1][np.isfinite(values[-1])]
     if not last.any():
         return f"No model gives a right answer after round {rounds[-1]}: training may have diverged."
