@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -33,25 +33,35 @@ def parts() -> Iterator[list[str]]:
     for dataset, recipe in product(RATIOS, ("tuned", "paper")):
         if dataset == "digits":
             continue
-        seeds = ["--seeds", "1" if dataset == "cifar10" else "3"]
-        where = ["--dataset", dataset, "--recipe", recipe]
-        for method in reversed(METHODS):  # the longest first, beside which the others run
-            cells = [[]]
-            if (dataset, method) == ("cifar10", "semidfl"):  # dear: a cell at a time
-                cells = [["--ratio", f"{r:g}", "--alpha", f"{a:g}"] for r, a in product(RATIOS[dataset], (100.0, 0.1))]
-            for cell in cells:
-                yield ["table-main", *where, "--method", method, *cell, *seeds]
-        for method in METHODS:
-            yield ["table-topology", *where, "--method", method, "--seeds", "1"]
+        dear = dataset == "cifar10"
+        where = ["--dataset", dataset, "--recipe", recipe, *(["--compute.test_every", "25"] if dear else [])]
+        for method, cell in _pieces(reversed(METHODS), dear):  # the longest first, beside which the others run
+            yield ["table-main", *where, "--method", method, *cell, "--seeds", "1" if dear else "3"]
+        for method, cell in _pieces(METHODS, dear):
+            yield ["table-topology", *where, "--method", method, *cell, "--seeds", "1"]
         for name, of in (("pseudo-labels", "cifar10"), ("mixup", "mnist"), ("aggregation", "fashion-mnist")):
-            if dataset == of:
-                yield [f"table-{name}", *where, "--seeds", "1"]
+            for cell in _cells(dear) if dataset == of else ():
+                yield [f"table-{name}", *where, *cell, "--seeds", "1"]
         if recipe == "tuned" and dataset in KINDS["table-levers"].datasets:
             for ratio in RATIOS[dataset]:
                 yield ["table-levers", "--dataset", dataset, "--ratio", f"{ratio:g}", "--seeds", "1"]
         if dataset in KINDS["figure-alpha"].datasets:
             for name, method in product(("figure-alpha", "figure-ratio"), METHODS):
                 yield [name, *where, "--method", method, "--seeds", "1"]
+
+
+def _pieces(methods: Iterable[str], dear: bool) -> Iterator[tuple[str, list[str]]]:
+    for method in methods:
+        for cell in _cells(dear, every_label=method == "dfl-ub"):
+            yield method, cell
+
+
+def _cells(dear: bool, every_label: bool = False) -> list[list[str]]:
+    """A cell at a time where each takes minutes; one for all ratios where the ratio changes nothing."""
+    if not dear:
+        return [[]]
+    ratios = [[]] if every_label else [["--ratio", f"{ratio:g}"] for ratio in RATIOS["cifar10"]]
+    return [[*ratio, "--alpha", alpha] for ratio, alpha in product(ratios, ("100", "0.1"))]
 
 
 def main() -> int:
