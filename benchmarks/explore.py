@@ -5,8 +5,8 @@
 
 A variant is a name and the fields in which it differs. Cells (labelled share : skew) and seeds of a variant train as
 one stack where a GPU gains from it, else one after the other. As many labels are given as without the samples put
-aside. Of each run a line is printed as it ends: its accuracy and, of the last round with pseudo-labels, how many there
-were and how many of them right. The file gets the same with all tests.
+aside, or all that are left. Of each run a line is printed as it ends: its accuracy and, of the last round with
+pseudo-labels, how many there were and how many of them right. The file gets the same with all tests.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def variant_config(dataset: str, ratio: float, alpha: float, seed: int, fields: 
     aside = round(count * ASIDE)
     fixed = {
         "data.held_out": aside,
-        "data.ratio": ratio * count / (count - aside),
+        "data.ratio": min(100.0, ratio * count / (count - aside)),
         "compute.checkpoint_every": 0,
         "compute.report": False,
     }

@@ -46,8 +46,18 @@ def parts() -> Iterator[list[str]]:
             for ratio in RATIOS[dataset]:
                 yield ["table-levers", "--dataset", dataset, "--ratio", f"{ratio:g}", "--seeds", "1"]
         if dataset in KINDS["figure-alpha"].datasets:
-            for name, method in product(("figure-alpha", "figure-ratio"), METHODS):
-                yield [name, *where, "--method", method, "--seeds", "1"]
+            for (name, values), method in product(_FIGURES.items(), METHODS):
+                points = [[f"--{values}", f"{x:g}"] for x in _points(name, dataset)] if dear else [[]]
+                for point in points:
+                    yield [name, *where, "--method", method, *point, "--seeds", "1"]
+
+
+_FIGURES = {"figure-alpha": "alpha", "figure-ratio": "ratio"}
+
+
+def _points(name: str, dataset: str) -> tuple[float, ...]:
+    kind = KINDS[name]
+    return kind.alphas if _FIGURES[name] == "alpha" else kind.ratios[dataset]
 
 
 def _pieces(methods: Iterable[str], dear: bool) -> Iterator[tuple[str, list[str]]]:

@@ -27,9 +27,9 @@ from semidfl.use.model import load_generator
 
 def taught_by(config: Config, data: Dataset, images: Images, labels: Labels, rounds: int) -> float:
     """Accuracy of the last test, in percent, of one client that has these samples."""
-    alone = {"method": "dfl-ub", "graph.topology": "full", "graph.clients": 1, "graph.roles": "", "rounds": rounds}
+    alone = {"method": "dfl-ub", "graph.topology": "full", "graph.clients": 1, "graph.roles": "", "attack.kind": "none"}
     steps = {"classifier.batch": 64, "classifier.schedule": "cosine", "classifier.weight_decay": 5e-4}
-    fast = {"compute.precision": "auto", "evaluation.every": rounds, "evaluation.last": 1}
+    fast = {"compute.precision": "auto", "rounds": rounds, "evaluation.every": rounds}
     config = override(config, alone | steps | fast)
     method, cohort = prepare(config, replace(data, train_images=images, train_labels=labels, sites=(), owners=None))
     *_, record = train(config, method, cohort, MemoryExchange(cohort.ids))

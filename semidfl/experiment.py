@@ -155,10 +155,10 @@ def prepare(
 def shards_of(method: Method, data: Dataset, ids: tuple[int, ...]) -> Shards:
     """What some clients hold."""
     setup, config, kind = method.setup, method.setup.config, type(method)
-    shards = Shards.of(data, _split(config, data, setup.graph, kind), ids, setup.device)
+    split = _split(config, data, setup.graph, kind)
     if config.attack.kind == "label-flip":
-        shards = mislabelled(shards, ids, hostile(config, setup.graph, kind.all_labelled), setup.space.classes)
-    return shards
+        data, split = mislabelled(data, split, hostile(config, setup.graph, kind.all_labelled))
+    return Shards.of(data, split, ids, setup.device)
 
 
 def gather(method: Method, ids: tuple[int, ...], shards: Shards) -> Cohort:
@@ -270,9 +270,8 @@ def has_test(config: Config, t: int) -> bool:
     """Whether round t ends with a test: those at the end make the result, the others show how it goes."""
     every, rounds = config.evaluation.every, config.rounds
     to_come = rounds // every - t // every + (rounds % every > 0)
-    if to_come >= config.evaluation.last:
-        return t % (config.compute.test_every or every) == 0
-    return t % every == 0 or t == rounds
+    counts = to_come < config.evaluation.last
+    return t == rounds or t % (every if counts else config.compute.test_every or every) == 0
 
 
 def test(setup: Setup, params: Tensor) -> Tensor:

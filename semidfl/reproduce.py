@@ -6,7 +6,7 @@ put together in OUT/runs.jsonl, from which the tables can be made again where th
 """
 
 import json
-import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -293,10 +293,20 @@ def _notes(
         notes.append(ahead)
     devices = sorted({f"{s['device']}, torch {s['versions']['torch']}" for s in done}) or ["nothing"]
     seconds = sum(s["seconds"] for s in done)
-    # What is written from runs made elsewhere says how to make them.
-    making = re.sub(r" --(run[ =](no|missing)\b|kept[ =]\S+)", "", command)
-    notes.append(f"`{making}`\n\n{len(done)} runs, {seconds:.0f} s of training on {'; '.join(devices)}.")
+    notes.append(f"`{_making(command)}`\n\n{len(done)} runs, {seconds:.0f} s of training on {'; '.join(devices)}.")
     return tuple(notes)
+
+
+def _making(command: str) -> str:
+    """What is written from runs made elsewhere says how to make them."""
+    words, making = iter(shlex.split(command)), []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name not in ("--run", "--kept"):
+            making.append(word)
+        elif not equals:
+            next(words)
+    return shlex.join(making)
 
 
 def _ahead(plan: Plan, found: dict[str, dict[str, Any] | None]) -> str:

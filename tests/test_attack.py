@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import semidfl
 from semidfl.config import Config, override
+from semidfl.data.partition import partition
 from semidfl.data.sources import load
 from semidfl.errors import ConfigError
 from semidfl.exchange.attack import Hostile, hostile, mislabelled
@@ -116,17 +118,22 @@ def test_without_a_liar_here_the_exchange_is_as_it_was() -> None:
 
 
 def test_flipped_labels_touch_nobody_else() -> None:
-    _, cohort = prepare(ten(data__ratio=0.3), load("digits"))  # so few that some are held twice
-    shards = cohort.shards
-    after = mislabelled(shards, cohort.ids, [1, 3, 7], 10)
-    for row, held in enumerate(shards.labelled.held):
-        old, new = shards.labelled.table[row, :held], after.labelled.table[row, :held]
-        assert torch.equal(shards.images[old], after.images[new])
-        expected = 9 - shards.labels[old] if row in (1, 3) else shards.labels[old]
-        assert torch.equal(after.labels[new], expected)
-    assert after.labelled.held == shards.labelled.held
-    assert torch.equal(after.labels[: len(shards.labels)], shards.labels)
-    assert mislabelled(shards, cohort.ids, [7], 10) is shards  # client 7 has no labels
+    config, data = ten(data__ratio=0.3), load("digits")  # so few labels that some are held twice
+    split = partition(data.train_labels, "LLMMUUUUUU", config.data.ratio, config.data.alpha, config.seed)
+    flipped, after = mislabelled(data, split, [1, 3])
+    for client, (old, new) in enumerate(zip(split.labelled, after.labelled, strict=True)):
+        assert np.array_equal(data.train_images[old], flipped.train_images[new])
+        expected = 9 - data.train_labels[old] if client in (1, 3) else data.train_labels[old]
+        assert np.array_equal(flipped.train_labels[new], expected)
+    assert after.unlabelled is split.unlabelled
+    assert np.array_equal(flipped.train_labels[: len(data.train_labels)], data.train_labels)
+
+
+def test_the_pool_is_as_long_wherever_the_attackers_are() -> None:
+    """Else what two parts of a network remember of their samples could not be put together."""
+    config, data = ten(attack__kind="label-flip", attack__who="1,3"), load("digits")
+    pools = [prepare(config, data, clients)[1].shards.labels for clients in ([0, 1, 2], [3], [4, 5, 6, 7, 8, 9])]
+    assert all(torch.equal(pool, pools[0]) for pool in pools)
 
 
 def test_a_run_trains_on_flipped_labels_and_says_who_did() -> None:

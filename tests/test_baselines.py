@@ -27,7 +27,7 @@ from semidfl.learn.loss import cross_entropy_by_source, entropy_and_distance
 from semidfl.learn.mixup import mixup, partners
 from semidfl.methods.base import Method
 from semidfl.methods.cbafed import balanced_thresholds, choose, scaled_shares
-from semidfl.methods.flexmatch import FlexMatch, convex_thresholds, learnt_counts, update_learnt
+from semidfl.methods.flexmatch import NOTHING, FlexMatch, convex_thresholds, learnt_counts, update_learnt
 from semidfl.methods.mixmatch import unlabelled_weight
 from semidfl.record import checkpoint
 from semidfl.record.log import RoundLog
@@ -328,6 +328,13 @@ def test_flexmatch_remembers_what_it_does_not_look_at() -> None:
         looked = set(seen.table[client, : seen.held[client]].tolist())
         for place in whole.table[client, :n].tolist():
             assert cohort.memory["learnt"][client, place] == (3 if place in looked else 7)
+
+
+def test_flexmatch_starts_anew_where_the_data_have_grown() -> None:
+    method, cohort = flexmatch_with_a_pool()
+    method._remember(cohort, torch.full_like(cohort.shards.unlabelled.table, 3))
+    cohort.memory["learnt"] = cohort.memory["learnt"][:, :-7]  # as of seven samples fewer
+    assert (method._recall(cohort) == NOTHING).all()
 
 
 def flexmatch_with_a_pool() -> tuple[FlexMatch, Cohort]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from made_up import make_run
 
+from semidfl.config import override
 from semidfl.record.folder import RunFolder, read_records
 from semidfl.record.history import History
 from semidfl.web import charts, words
@@ -138,6 +139,9 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     for options in every(run, LIGHT).values():
         json.dumps(options, allow_nan=False)
     assert words.accuracy_words(run) == "The first test comes after round 5."
+    seldom = {"compute.test_every": 100, "evaluation.every": 2, "evaluation.last": 3}  # the first of those that count
+    run.config = override(run.config, seldom)
+    assert words.accuracy_words(run) == "The first test comes after round 16."
     assert words.time_words(run) == "No round is done yet."
     assert words.traffic(run) == (0.0, 0.0)
 

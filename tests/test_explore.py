@@ -30,6 +30,7 @@ def test_the_test_images_have_no_say_and_labels_are_as_many() -> None:
     seen = {image.tobytes() for image in whole.train_images}
     assert all(image.tobytes() in seen for image in kept.test_images)
     assert config.data.ratio * len(kept.train_labels) == pytest.approx(50 * len(whole.train_labels), rel=1e-3)
+    assert explore.variant_config("digits", 90.0, 100.0, 0, FIELDS).data.ratio == 100.0  # all that is left
 
 
 def test_a_stack_gives_what_runs_give_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from PIL.ImageEnhance import Brightness, Color, Contrast
+from torch import Tensor
 from torch.nn import functional as F
 
 from semidfl.cohort import Cohort
@@ -15,6 +16,7 @@ from semidfl.data.augment import Strong
 from semidfl.data.sources import load
 from semidfl.draws import Draws
 from semidfl.errors import ConfigError
+from semidfl.exchange.base import Shared
 from semidfl.exchange.memory import MemoryExchange
 from semidfl.experiment import prepare, train
 from semidfl.learn.aggregate import say
@@ -142,6 +144,24 @@ def test_a_pool_is_a_part_of_the_clients_own_samples_and_changes() -> None:
         assert n <= most or seen[0][client] != seen[1][client]
     with cohort.looking_at(1, 0):
         assert cohort.shards.unlabelled is whole
+
+
+def test_counts_are_of_all_samples_whatever_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is sure of how many sets the thresholds of its neighbours: of a pool, each sample stands for several."""
+    method, cohort = prepare(ten(rounds=1, data__alpha=0.1, pseudo__threshold=0.01), load("digits"))
+    exchange, heard = MemoryExchange(cohort.ids), []
+
+    def share(t: int, topic: str, tensors: dict[str, Tensor]) -> Shared:
+        heard.append(tensors.get("counts"))
+        return MemoryExchange.share(exchange, t, topic, tensors)
+
+    monkeypatch.setattr(exchange, "share", share)
+    held = cohort.shards.unlabelled.held
+    with cohort.looking_at(1, 20):
+        method.pseudo_label(1, cohort, exchange, RoundLog(1, CPU))
+    (counts,) = [x for x in heard if x is not None]
+    assert counts.sum(1).tolist() == pytest.approx(held, abs=6)  # each class is rounded by itself
+    assert max(held) > 1.5 * min(n for n in held if n)
 
 
 def test_a_pool_is_the_same_in_any_company() -> None:

@@ -250,6 +250,7 @@ def test_what_the_peers_must_agree_on(old: str, new: str, same: bool, tmp_path: 
         ('recipe = "demo"', 'recipe = "dmeo"', "there is no recipe 'dmeo' (did you mean 'demo'?)"),
         ("rounds = 7", '"exchange.dtype" = "int4"', "exchange.dtype = 'int4' is not legal"),
         ("rounds = 7", '"aggregation.weights" = "adatest"', "cannot use adatest"),
+        ("rounds = 7", '"classifier.standardise" = true', "classifier.standardise is for resnet18"),
         ("[[peers]]", "[[peers", "is not valid TOML"),
     ],
 )

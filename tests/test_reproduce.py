@@ -377,6 +377,12 @@ def test_a_table_can_be_made_from_the_kept_summaries_alone(
     assert len(kept.splitlines()) == 4
 
 
+def test_the_command_under_a_table_makes_it() -> None:
+    """Without where summaries from elsewhere came from, and with blanks as they were quoted."""
+    given = "semidfl reproduce table-main --kept 'a b/runs.jsonl' --out 'c d' --run=missing --runs e --rounds 7"
+    assert reproduce._making(given) == "semidfl reproduce table-main --out 'c d' --runs e --rounds 7"
+
+
 def test_a_table_is_not_overwritten_by_one_without_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results/table-main-digits.md").write_text("a table")

@@ -173,7 +173,7 @@ def test_all_clients_start_from_the_same_weights() -> None:
 
 @pytest.mark.parametrize(
     ("rounds", "every", "last", "seldom"),
-    [(20, 5, 2, 10), (23, 5, 3, 10), (23, 4, 2, 9), (10, 3, 10, 5), (7, 10, 2, 3)],
+    [(20, 5, 2, 10), (23, 5, 3, 10), (23, 4, 2, 9), (10, 3, 10, 5), (7, 10, 2, 3), (7, 5, 1, 3), (3, 5, 1, 2)],
 )
 def test_few_tests_on_the_way_leave_those_that_count(rounds: int, every: int, last: int, seldom: int) -> None:
     usual = [t for t in range(1, rounds + 1) if t % every == 0 or t == rounds]
@@ -182,7 +182,7 @@ def test_few_tests_on_the_way_leave_those_that_count(rounds: int, every: int, la
     config = override(config, {"compute.test_every": seldom})
     found = [t for t in range(1, rounds + 1) if has_test(config, t)]
     assert found[-last:] == usual[-last:]
-    assert found[:-last] == (list(range(seldom, usual[-last], seldom)) if len(usual) > last else [])
+    assert found[:-last] == (list(range(seldom, usual[-last], seldom)) if len(usual) >= last else [])
 
 
 def test_with_few_tests_on_the_way_the_result_is_the_same(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_right_labels_teach_and_wrong_ones_do_not() -> None:
 def test_it_says_what_generated_and_real_images_teach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tiny(), tmp_path / "run")
+    run(tiny(attack__kind="noise", attack__who="1"), tmp_path / "run")  # of which the one client knows nothing
     monkeypatch.setattr("sys.argv", ["usefulness.py", str(tmp_path / "run"), "--count", "3", "--rounds", "2"])
     usefulness.main()
     lines = capsys.readouterr().out.splitlines()[-2:]

@@ -13,11 +13,13 @@ hears its own lie, too; a rule that withstands it does so at the attacker as wel
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from semidfl.config import Config
-from semidfl.data.shards import Shards
+from semidfl.data.dataset import Dataset
+from semidfl.data.partition import Split
 from semidfl.draws import Draws
 from semidfl.errors import ConfigError
 from semidfl.exchange.base import Exchange, Shared
@@ -57,22 +59,22 @@ def _named(text: str, clients: int) -> set[int]:
     return {int(word) for word in words}
 
 
-def mislabelled(shards: Shards, ids: Sequence[int], liars: Sequence[int], classes: int) -> Shards:
-    """The attackers' labelled samples with the classes in reverse. ids: of the clients in shards."""
-    rows = [row for row, client in enumerate(ids) if client in liars]
-    held = shards.labelled
-    if not rows or not (mine := held.valid()[rows]).any():
-        return shards
-    # Copies at the end of the pool: others may hold the same sample, with its true label.
-    samples = held.table[rows][mine]
-    table = held.table.clone()
-    table[rows] = table[rows].masked_scatter(mine, torch.arange(len(samples), device=table.device) + len(shards.labels))
-    return replace(
-        shards,
-        images=torch.cat([shards.images, shards.images[samples]]),
-        labels=torch.cat([shards.labels, classes - 1 - shards.labels[samples]]),
-        labelled=replace(held, table=table),
-    )
+def mislabelled(data: Dataset, split: Split, liars: Sequence[int]) -> tuple[Dataset, Split]:
+    """The attackers' labelled samples with the classes in reverse.
+
+    They are copies at the end of the data, wherever the attackers are hosted: others may hold the same sample, with
+    its true label, and what clients remember of the data must be as long everywhere.
+    """
+    samples = np.concatenate([split.labelled[i] for i in liars])
+    ends = np.cumsum([len(data.train_labels), *(len(split.labelled[i]) for i in liars)])
+    labelled = list(split.labelled)
+    for i, first, end in zip(liars, ends, ends[1:], strict=False):
+        labelled[i] = np.arange(first, end)
+    images = np.concatenate([data.train_images, data.train_images[samples]])
+    labels = np.concatenate([data.train_labels, len(data.classes) - 1 - data.train_labels[samples]])
+    owners = None if data.owners is None else np.concatenate([data.owners, data.owners[samples]])
+    grown = replace(data, train_images=images, train_labels=labels, owners=owners)
+    return grown, replace(split, labelled=tuple(labelled))
 
 
 class Hostile:

@@ -72,10 +72,10 @@ class FlexMatch(Baseline):
         cohort.memory["learnt"] = self._status(cohort).scatter(1, _places(cohort), learnt.to(torch.int16))
 
     def _status(self, cohort: Cohort) -> Tensor:
-        """By place in the pool, so that a client's row is the same in any company."""
-        if "learnt" in cohort.memory:
-            return cohort.memory["learnt"]
-        size = (len(cohort.ids), len(cohort.shards.images) + 1)
+        """By place in the pool, so that a client's row is the same in any company; anew where the pool is another."""
+        size, known = (len(cohort.ids), len(cohort.shards.images) + 1), cohort.memory.get("learnt")
+        if known is not None and known.shape == size:
+            return known
         return torch.full(size, NOTHING, dtype=torch.int16, device=self.setup.device)
 
     def loss(self, t: int) -> Loss:

@@ -12,6 +12,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import torch
+
 from semidfl import topology
 from semidfl.config import Config, config_hash, full_path, override, to_toml
 from semidfl.data.shards import Space
@@ -22,6 +24,7 @@ from semidfl.exchange.codec import PROTOCOL
 from semidfl.exchange.plan import Deadlines, Plan
 from semidfl.node.identity import legal_name
 from semidfl.recipes import find_recipe
+from semidfl.setup import build_classifier
 from semidfl.topology import Topology
 
 __all__ = ["Faults", "Federation", "Images", "Member", "read"]
@@ -186,6 +189,7 @@ def _federation(table: dict[str, Any]) -> Federation:
     dataset = _text(table, "dataset", "")
     config = _config(table, peers, dataset)
     images = _images(table, dataset)
+    build_classifier(config, images.space, torch.device("cpu"))  # what no peer could train is refused here
     graph = _graph(table, config, peers)
     deadlines = _section(Deadlines, table.get("deadlines", {}), "deadlines")
     faults = _section(Faults, table.get("faults", {}), "faults")

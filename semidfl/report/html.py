@@ -159,11 +159,11 @@ _FIGURES = {
 
 
 def _result(run: History) -> Any:
-    """The accuracy of every client: the result's, or of the last tests so far."""
+    """The accuracy of every client: the result's, or of the last test so far."""
     if run.summary:
         return np.array(tested_clients(run.summary), dtype=np.float64)
     values = np.nan_to_num(run.table("accuracy")[1])
-    return values[-run.config.evaluation.last :].mean(0) if len(values) else np.zeros(0)
+    return values[-1] if len(values) else np.zeros(0)
 
 
 def _interval(values: Any) -> str:
