@@ -71,7 +71,7 @@ def _cells(dear: bool, every_label: bool = False) -> list[list[str]]:
     if not dear:
         return [[]]
     ratios = [[]] if every_label else [["--ratio", f"{ratio:g}"] for ratio in RATIOS["cifar10"]]
-    return [[*ratio, "--alpha", alpha] for ratio, alpha in product(ratios, ("100", "0.1"))]
+    return [[*ratio, "--alpha", f"{alpha:g}"] for ratio, alpha in product(ratios, KINDS["table-main"].alphas)]
 
 
 def main() -> int:

@@ -47,8 +47,8 @@ class SemiDFL(Method):
         tilt = self._tilt(t, cohort, exchange, p) if config.align else None
         p = self._sharpened(p, tilt, cohort.shards)  # Eq. 6
         valid = cohort.shards.unlabelled.valid()
-        looked_at = cohort.shards.unlabelled.stands_for()  # the larger client says so, even where all look at as many
-        counts = (qualified_counts(p, valid, config.threshold) * looked_at).round().long()  # Eq. 8
+        stands_for = cohort.shards.unlabelled.stands_for()  # where only a pool is looked at, counts are of all samples
+        counts = (qualified_counts(p, valid, config.threshold) * stands_for).round().long()  # Eq. 8
         if config.kind == "npl":
             shared = exchange.share(t, "counts", {"counts": counts})
             near = Neighbourhood.of(setup.graph, cohort.ids, shared.ids, setup.device)
