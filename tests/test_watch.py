@@ -297,7 +297,7 @@ def _second_run(visit: Visit) -> None:
     page.locator(".q-menu .q-item", has_text="first").click()
     visit.wait_for("document.querySelector('.state').innerText === 'finished'")
     visit.wait_for("document.querySelector('.page').innerText.includes('after round 60')")
-    assert page.evaluate("location.search") == "?run=first"
+    visit.wait_for("location.search === '?run=first'")  # a message of its own, after the page's
     rows = page.locator("table.runs tbody tr").all_inner_texts()
     assert any(row.startswith("first") for row in rows)
     assert len(rows) >= 2
@@ -309,11 +309,12 @@ def _theme(visit: Visit) -> None:
     page.locator("button[aria-label='switch to the dark theme']").click()
     visit.wait_for("document.body.classList.contains('body--dark')")
     page.wait_for_selector("button[aria-label='switch to the light theme']")
+    visit.wait_for("document.cookie.includes('semidfl-theme=dark')")
     page.wait_for_timeout(300)
     assert page.locator("canvas").first.screenshot() != before
     page.reload()  # and it stays so
     page.wait_for_selector("canvas")
-    assert page.evaluate("document.body.classList.contains('body--dark')")
+    visit.wait_for("document.body.classList.contains('body--dark')")
 
 
 def test_by_keyboard_and_in_the_systems_theme(browser: Any, server: Server) -> None:
