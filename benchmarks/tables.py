@@ -23,6 +23,7 @@ from pathlib import Path
 from semidfl.commands.words import flags
 from semidfl.report.plans import KINDS, METHODS, RATIOS, make_plan
 from semidfl.reproduce import options_of
+from semidfl.stop import Stop
 
 _GRACE = 60.0
 """seconds a stopped command has to end its round and write its checkpoints"""
@@ -47,7 +48,8 @@ def parts() -> Iterator[list[str]]:
                 yield ["table-levers", "--dataset", dataset, "--ratio", f"{ratio:g}", "--seeds", "1"]
         if dataset in KINDS["figure-alpha"].datasets:
             for (name, values), method in product(_FIGURES.items(), METHODS):
-                points = [[f"--{values}", f"{x:g}"] for x in _points(name, dataset)] if dear else [[]]
+                alike = method == "dfl-ub" and values == "ratio"
+                points = [[f"--{values}", f"{x:g}"] for x in _points(name, dataset)] if dear and not alike else [[]]
                 for point in points:
                     yield [name, *where, "--method", method, *point, "--seeds", "1"]
 
@@ -102,27 +104,43 @@ _REPRODUCE = [sys.executable, "-m", "semidfl", "reproduce"]
 
 
 def run_all(todo: list[list[str]], jobs: int, over: float, out: Path, scratch: Path, passed: list[str]) -> bool:
-    """Whether all came to their end."""
+    """Whether all came to their end. Ctrl-C is heard here and passed on once: a second one would cut rounds off."""
     waiting, running, whole = list(todo), dict[subprocess.Popen[bytes], list[str]](), True
     started = time.monotonic()
-    while running or (waiting and time.monotonic() < over):
-        while waiting and len(running) < jobs and time.monotonic() < over:
-            part = next((p for p in waiting if not any(_runs(p) & _runs(other) for other in running.values())), None)
-            if part is None:  # all of the rest share a run with one that is at it
-                break
-            waiting.remove(part)
-            # Each part writes its part of the table to a place of its own, where nobody looks.
-            own = scratch / "-".join(word.strip("-") for word in part)
-            where = ["--run", "missing", "--out", str(own), "--kept", str(out / "runs.jsonl")]
-            running[subprocess.Popen([*_REPRODUCE, *part, *passed, *where], stdout=subprocess.DEVNULL)] = part
-        if time.monotonic() > over:
-            _stop(list(running))
-        for process in [p for p in running if p.poll() is not None]:
-            part = running.pop(process)
-            whole &= process.returncode == 0
-            print(f"{time.monotonic() - started:6.0f} s  exit {process.returncode}  {' '.join(part)}", flush=True)
-        time.sleep(0.2)
+    with Stop() as stop:
+
+        def ending() -> bool:
+            return stop.requested or time.monotonic() > over
+
+        try:
+            while running or (waiting and not ending()):
+                while waiting and len(running) < jobs and not ending():
+                    busy = frozenset().union(*map(_runs, running.values()))
+                    part = next((part for part in waiting if not busy & _runs(part)), None)
+                    if part is None:  # all of the rest share a run with one that is at it
+                        break
+                    waiting.remove(part)
+                    running[_started(part, passed, out, scratch)] = part
+                time.sleep(0.2)
+                if ending():
+                    _stop(list(running))
+                for process in [p for p in running if p.poll() is not None]:
+                    part = running.pop(process)
+                    whole &= process.returncode == 0
+                    print(
+                        f"{time.monotonic() - started:6.0f} s  exit {process.returncode}  {' '.join(part)}", flush=True
+                    )
+        finally:
+            for process in running:  # asked twice
+                process.kill()
     return whole and not waiting
+
+
+def _started(part: list[str], passed: list[str], out: Path, scratch: Path) -> subprocess.Popen[bytes]:
+    """Each writes its part of the table to a place of its own, where nobody looks."""
+    own = scratch / "-".join(word.strip("-") for word in part)
+    where = ["--run", "missing", "--out", str(own), "--kept", str(out / "runs.jsonl")]
+    return subprocess.Popen([*_REPRODUCE, *part, *passed, *where], stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 def _runs(part: list[str]) -> frozenset[str]:
@@ -142,6 +160,7 @@ def _whole(part: list[str]) -> list[str]:
 
 
 def _stop(running: list[subprocess.Popen[bytes]]) -> None:
+    """All at once; who has not written its checkpoints in time is ended."""
     for process in running:
         process.send_signal(signal.SIGINT)
     end = time.monotonic() + _GRACE

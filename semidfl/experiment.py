@@ -46,6 +46,7 @@ from semidfl.terminal import Progress
 __all__ = [
     "Result",
     "finish",
+    "first_test",
     "gather",
     "has_test",
     "keep",
@@ -272,6 +273,14 @@ def has_test(config: Config, t: int) -> bool:
     to_come = rounds // every - t // every + (rounds % every > 0)
     counts = to_come < config.evaluation.last
     return t == rounds or t % (every if counts else config.compute.test_every or every) == 0
+
+
+def first_test(config: Config) -> int:
+    """The first round with a test: of those that show how it goes, of those that count, or the last round."""
+    every, rounds = config.evaluation.every, config.rounds
+    uncounted = max(0, rounds // every + (rounds % every > 0) - config.evaluation.last)
+    possible = config.compute.test_every or every, every * (uncounted + 1), rounds
+    return min(t for t in possible if t <= rounds and has_test(config, t))
 
 
 def test(setup: Setup, params: Tensor) -> Tensor:

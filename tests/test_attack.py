@@ -118,8 +118,10 @@ def test_without_a_liar_here_the_exchange_is_as_it_was() -> None:
 
 
 def test_flipped_labels_touch_nobody_else() -> None:
-    config, data = ten(data__ratio=0.3), load("digits")  # so few labels that some are held twice
-    split = partition(data.train_labels, "LLMMUUUUUU", config.data.ratio, config.data.alpha, config.seed)
+    config, data = ten(data__ratio=0.2), load("digits")
+    with pytest.warns(UserWarning, match="drawn with replacement"):  # so few labels that a liar shares one
+        split = partition(data.train_labels, "LLMMUUUUUU", config.data.ratio, config.data.alpha, config.seed)
+    assert set(split.labelled[1]) & set(split.labelled[2])
     flipped, after = mislabelled(data, split, [1, 3])
     for client, (old, new) in enumerate(zip(split.labelled, after.labelled, strict=True)):
         assert np.array_equal(data.train_images[old], flipped.train_images[new])

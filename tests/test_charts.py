@@ -142,6 +142,9 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     seldom = {"compute.test_every": 100, "evaluation.every": 2, "evaluation.last": 3}  # the first of those that count
     run.config = override(run.config, seldom)
     assert words.accuracy_words(run) == "The first test comes after round 16."
+    run.records.append({"round": 16})  # a peer without test images
+    assert words.accuracy_words(run) == "Nothing to test with here."
+    run.records.clear()
     assert words.time_words(run) == "No round is done yet."
     assert words.traffic(run) == (0.0, 0.0)
 

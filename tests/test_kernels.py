@@ -325,6 +325,12 @@ def test_neighbours_are_mixed(size: int, monkeypatch: pytest.MonkeyPatch) -> Non
         found.append(aggregate.mix(weights, near, params, ordered=True))
     torch.testing.assert_close(*found, equal_nan=True, atol=1e-6, rtol=1e-6)
     assert found[0].isnan().any(1).tolist() == [False, True, False]
+    # A rule of one's own may give the same to all; what does not fit is refused, not read from beyond its end.
+    monkeypatch.setattr(aggregate, "fused", lambda x: True)
+    same = [aggregate.mix(some, near, params, ordered=True) for some in (weights[:1], weights[:1].expand(3, 3))]
+    torch.testing.assert_close(*same, equal_nan=True, atol=0, rtol=0)
+    with pytest.raises(RuntimeError, match="expand"):
+        aggregate.mix(weights[:, :2], near, params, ordered=True)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

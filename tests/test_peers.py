@@ -15,7 +15,7 @@ from small import TINY
 
 import semidfl
 from semidfl.cli import main
-from semidfl.config import override
+from semidfl.config import from_toml, override
 from semidfl.node.audit import sum_up
 from semidfl.node.federation import read
 from semidfl.record.checkpoint import load_model
@@ -113,6 +113,8 @@ def test_a_peer_that_hosts_several_clients(data: Path, tmp_path: Path) -> None:
         made.start_all()
         whole = simulated(made, tmp_path / "whole")
         made.ends(*roles, limit=120.0)
+        kept = from_toml((made.run_folder("a") / "config.toml").read_text())
+        assert (kept.name, kept.compute.threads) == ("a", 1)  # the federation's, and what is the peer's own
         gaps = distances(made, whole)
         assert len(gaps) == 14
         assert max(gaps.values()) == 0.0, gaps

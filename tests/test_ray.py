@@ -38,8 +38,8 @@ ROUNDS = 5
 
 @pytest.fixture(scope="module")
 def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One Ray for all tests that do not start their own: room for three actors. Started as runs start theirs, which
-    try again where a busy machine was too slow for Ray."""
+    """One Ray for all tests that do not start their own: room for three actors or more. Started as runs start theirs,
+    which try again where a busy machine was too slow for Ray."""
     os.environ[MARKS] = str(tmp_path_factory.mktemp("marks"))
     with cluster(spread(3)) as module:
         yield module

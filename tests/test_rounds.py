@@ -15,7 +15,7 @@ from semidfl.config import Config, override
 from semidfl.data.dataset import Dataset
 from semidfl.data.sources import load
 from semidfl.exchange.memory import MemoryExchange, MemoryHub
-from semidfl.experiment import has_test, prepare, run, train
+from semidfl.experiment import first_test, has_test, prepare, run, train
 from semidfl.methods.base import Method
 from semidfl.record.log import RoundLog
 from tests.small import tiny
@@ -179,9 +179,11 @@ def test_few_tests_on_the_way_leave_those_that_count(rounds: int, every: int, la
     usual = [t for t in range(1, rounds + 1) if t % every == 0 or t == rounds]
     config = tiny(rounds=rounds, evaluation__every=every, evaluation__last=last)
     assert [t for t in range(1, rounds + 1) if has_test(config, t)] == usual
+    assert first_test(config) == usual[0]
     config = override(config, {"compute.test_every": seldom})
     found = [t for t in range(1, rounds + 1) if has_test(config, t)]
     assert found[-last:] == usual[-last:]
+    assert first_test(config) == found[0]
     assert found[:-last] == (list(range(seldom, usual[-last], seldom)) if len(usual) >= last else [])
 
 

@@ -81,7 +81,7 @@ def mixed(weights: Tensor, index: Tensor, params: Tensor) -> Tensor:
     """The sum of each client's neighbours: weights and index (C, G), params (M, D) -> (C, D), in the order of G."""
     (clients, near), size = index.shape, params.shape[1]
     out = params.new_empty(clients, size)
-    rows = (params.contiguous(), weights.float().contiguous(), index.contiguous())
+    rows = (params.contiguous(), weights.float().expand(index.shape).contiguous(), index.contiguous())
     _mixed[(clients * triton.cdiv(size, 1024),)](*rows, out, clients, near, size, 1024)
     return out
 

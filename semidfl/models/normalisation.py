@@ -225,13 +225,17 @@ class _Tiles(NamedTuple):
 
 
 def _tiles(channels: int, per: int, area: int, alike: int) -> _Tiles:
-    """32 lanes or more, where there are as many; a program stays within `alike` channels."""
+    """32 lanes or more, where there are as many; a program stays within `alike` channels.
+
+    A thread holds up to 64 numbers: with more, those of wide groups did not fit into its registers.
+    """
     wide, some, about = triton.next_power_of_2(per), 1, max(16, triton.next_power_of_2(area))
     while some * wide < (32 if about > 64 else 64) and alike // per % (2 * some) == 0:
         some *= 2
-    pixels = min(about, 512, max(64, about // 2))
     sides = (about.bit_length() - 1) // 2  # how often an image's side can be halved
-    return _Tiles(channels // per // some, wide, some, pixels, 1 << min(3, max(0, sides - 2)))
+    warps = 1 << min(3, max(0, sides - 2))
+    pixels = min(about, 512, max(64, about // 2), max(16, 64 * 32 * warps // (wide * some)))
+    return _Tiles(channels // per // some, wide, some, pixels, warps)
 
 
 class _Normalise(torch.autograd.Function):

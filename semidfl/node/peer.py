@@ -259,7 +259,8 @@ def _folder(federation: Federation, name: str, place: Place) -> RunFolder:
     """The run folder, new or as it was left."""
     if not place.overwrite and (place.folder / "config.toml").is_file():
         return RunFolder.open(place.folder)
-    return RunFolder.create(place.folder, to_toml(override(federation.config, {"name": name})), place.overwrite)
+    config = override(federation.config, {**place.compute, "name": name})
+    return RunFolder.create(place.folder, to_toml(config), place.overwrite)
 
 
 def _resume(kept: RunFolder, cohort: Cohort, config: str) -> int:

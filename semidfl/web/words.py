@@ -5,7 +5,7 @@ from statistics import median
 
 import numpy as np
 
-from semidfl.experiment import has_test
+from semidfl.experiment import first_test
 from semidfl.record.history import History
 from semidfl.web.network import GONE
 
@@ -15,8 +15,8 @@ __all__ = ["accuracy_words", "amount", "duration", "labels_words", "network_word
 def accuracy_words(run: History) -> str:
     rounds, values = run.table("accuracy")
     if not rounds:
-        first = next(t for t in range(1, run.config.rounds + 1) if has_test(run.config, t))
-        return f"The first test comes after round {first}."
+        first = first_test(run.config)
+        return f"The first test comes after round {first}." if run.rounds < first else "Nothing to test with here."
     last = 100 * values[-1][np.isfinite(values[-1])]
     if not last.any():
         return f"No model gives a right answer after round {rounds[-1]}: training may have diverged."
