@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -199,6 +199,13 @@ class Visit:
     def wait_for(self, script: str, timeout: float = 30_000) -> None:
         self.page.wait_for_function(script, timeout=timeout)
 
+    def becomes(self, holds: Callable[[], bool]) -> None:
+        """For what only this side sees: a picture of the page, the addresses it asked for."""
+        end = time.monotonic() + 30
+        while not holds():
+            assert time.monotonic() < end
+            self.page.wait_for_timeout(100)
+
     def close(self) -> None:
         hosts = {
             urlsplit(url).hostname for url in self.requests if urlsplit(url).scheme in ("http", "https", "ws", "wss")
@@ -258,7 +265,7 @@ def test_a_live_run(browser: Any, server: Server, place: Path, width: int) -> No
         picture = page.locator("canvas").first.screenshot()
         drawn = page.evaluate(POINTS)
         visit.wait_for(f"{POINTS} >= {drawn + 8}")
-        assert page.locator("canvas").first.screenshot() != picture
+        visit.becomes(lambda: page.locator("canvas").first.screenshot() != picture)
         run.terminate()  # as Ctrl-C does: it stops after its round
         run.wait(timeout=60)
         visit.wait_for("document.querySelector('.state').innerText === 'stopped'")
@@ -287,7 +294,7 @@ def _slide(visit: Visit) -> None:
     visit.wait_for(
         f"getComputedStyle(document.querySelector('.gallery')).getPropertyValue('--picture').includes('round={now[6:]}')"
     )
-    assert any(url.endswith(f"round={now[6:]}") for url in visit.requests)
+    visit.becomes(lambda: any(url.endswith(f"round={now[6:]}") for url in visit.requests))
     assert int(now[6:]) < int(last[6:])
 
 
@@ -310,8 +317,7 @@ def _theme(visit: Visit) -> None:
     visit.wait_for("document.body.classList.contains('body--dark')")
     page.wait_for_selector("button[aria-label='switch to the light theme']")
     visit.wait_for("document.cookie.includes('semidfl-theme=dark')")
-    page.wait_for_timeout(300)
-    assert page.locator("canvas").first.screenshot() != before
+    visit.becomes(lambda: page.locator("canvas").first.screenshot() != before)
     page.reload()  # and it stays so
     page.wait_for_selector("canvas")
     visit.wait_for("document.body.classList.contains('body--dark')")
