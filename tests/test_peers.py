@@ -200,7 +200,7 @@ def test_stopped_by_ctrl_c_and_gone_on(data: Path, tmp_path: Path) -> None:
         made.start("b", fault="slowly")
         made.wait_for_round("b", 2)
         os.kill(made.running["b"].pid, signal.SIGINT)
-        made.running["b"].join(10.0)
+        made.running["b"].join(30.0)
         assert made.running["b"].exitcode == 130
         assert "go on with the same command" in made.log("b")
         made.start("b", fault="slowly")
