@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo reproduce-digits robust bandwidth bench-ray tables test lint soak fuzz clean
+.PHONY: help demo reproduce-digits robust bandwidth bench-ray tables test test-again lint soak fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ tables: .venv/report.stamp ## every table and figure of the paper that needs tra
 
 test: .venv/dev.stamp ## the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-again: .venv/dev.stamp ## those that failed the last time, one after the other
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 lint: .venv/dev.stamp ## style, format and types
 	$(BIN)/ruff check .
