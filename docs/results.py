@@ -7,10 +7,12 @@ python docs/results.py --check   # exit code 1 if it is old
 import csv
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from semidfl.commands.words import flags
-from semidfl.report.plans import KINDS, make_plan
+from semidfl.report.generated import picture_of
+from semidfl.report.plans import KINDS, NAMES, make_plan
 from semidfl.reproduce import options_of
 
 HERE = Path(__file__).parent
@@ -38,7 +40,22 @@ def page() -> str:
             parts.append(f"**{changed} of these runs would have another name today: the recipe has changed since.**\n")
         if (figure := path.with_suffix(".png")).is_file():
             parts.append(f"![{path.stem}](../results/{figure.name})\n")
+        parts += _pictures(path)
     return "\n".join(parts)
+
+
+def _pictures(path: Path) -> Iterator[str]:
+    """What the runs of a table generated last, where pictures were kept."""
+    for row in _rows(path):
+        picture = picture_of(row["runs"].split()[0], RESULTS)
+        if picture.is_file():
+            words = (
+                NAMES.get(row["row"], row["row"]),
+                f"r = {float(row['ratio']):g} %",
+                f"α = {float(row['alpha']):g}",
+            )
+            title = f"{', '.join(words)}: drawn by the clients in the last round that generates"
+            yield f"![{title}](../results/{picture.name})\n\n*{title}; a row a client, columns by class.*\n"
 
 
 def _of(path: Path) -> str:
@@ -53,9 +70,14 @@ def _changed(path: Path) -> int:
     command = re.search(r"`semidfl reproduce (\S+)(.*)`", path.read_text(encoding="utf-8"))
     assert command is not None, path
     now = make_plan(command[1], options_of(flags(command[2].split()))).runs()
-    with path.with_suffix(".csv").open(encoding="utf-8", newline="") as rows:
-        made = {run for row in csv.DictReader(rows) for run in row["runs"].split()}
+    made = {run for row in _rows(path) for run in row["runs"].split()}
     return len(made - set(now))
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """The table as numbers."""
+    with path.with_suffix(".csv").open(encoding="utf-8", newline="") as rows:
+        return list(csv.DictReader(rows))
 
 
 if __name__ == "__main__":

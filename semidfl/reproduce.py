@@ -22,6 +22,7 @@ from semidfl.overall import Forecast, Overall
 from semidfl.record.atomic import explain, replacing
 from semidfl.record.summaries import add_summaries, read_summaries
 from semidfl.report.extras import need
+from semidfl.report.generated import keep_pictures
 from semidfl.report.margins import margins, margins_text
 from semidfl.report.plans import KINDS, NAMES, Cell, Options, Plan, find_kind, make_plan
 from semidfl.report.published import published
@@ -223,6 +224,8 @@ def _write(plan: Plan, options: Options, command: str) -> list[Path]:
 
         axis = plan.name.removeprefix("figure-")
         files += save(accuracy_figure(table.entries, axis), stem)
+    if find_kind(plan.name).pictures:
+        files += keep_pictures(plan.cells, options.runs, options.out)
     return files
 
 

@@ -171,7 +171,17 @@ def test_progress_counts_the_runs(done: tuple[Path, str]) -> None:
     assert first.startswith("table-main: 4 runs, 0 of them done")
     assert any(line.startswith("run 2/4  semidfl ring digits r=50 a=100 seed 0  accuracy ") for line in lines)
     assert any("  left 0:" in line for line in lines)
-    assert lines[-3:] == [f"written: results/table-main-digits.{suffix}" for suffix in ("md", "csv", "tex")]
+    assert lines[-4:-1] == [f"written: results/table-main-digits.{suffix}" for suffix in ("md", "csv", "tex")]
+    assert re.fullmatch(r"written: results/generated-[0-9a-f]{12}\.png", lines[-1])
+
+
+def test_what_was_generated_last_is_kept_beside_the_table(done: tuple[Path, str]) -> None:
+    """Of the first seed, and not of a method that generates nothing."""
+    (picture,) = (done[0] / "results").glob("generated-*.png")
+    folder = done[0] / "runs/reproduce" / picture.stem.removeprefix("generated-")
+    config = from_toml((folder / "config.toml").read_text())
+    assert (config.method, config.seed) == ("semidfl", 0)
+    assert picture.read_bytes() == max((folder / "samples").glob("*.png")).read_bytes()
 
 
 def test_finished_runs_keep_no_checkpoints(done: tuple[Path, str]) -> None:

@@ -71,19 +71,25 @@ class Kind:
     """whether it takes the levers of the recipe back, one by one"""
     runs: bool = True
     """whether anything is trained for it"""
+    pictures: bool = False
+    """whether pictures of what its runs generate are kept beside it"""
 
 
 _FIRST = {dataset: ratios[:1] for dataset, ratios in RATIOS.items()}
 _TWO = ("fashion-mnist", "cifar10")
 
 KINDS: dict[str, Kind] = {
-    "table-main": Kind("All methods on the graph of Figure 1"),
+    "table-main": Kind("All methods on the graph of Figure 1", pictures=True),
     "table-topology": Kind("All methods on other graphs", fixed="graph.topology"),
     "table-pseudo-labels": Kind(
         "Ablation of pseudo-labelling", ("cifar10",), switch="pseudo.kind", switches=("vanilla", "apl", "npl")
     ),
     "table-mixup": Kind(
-        "Ablation of consensus MixUp", ("mnist",), switch="generator.kind", switches=("none", "gan", "diffusion")
+        "Ablation of consensus MixUp",
+        ("mnist",),
+        switch="generator.kind",
+        switches=("none", "gan", "diffusion"),
+        pictures=True,
     ),
     "table-aggregation": Kind(
         "Ablation of adaptive aggregation",
