@@ -25,6 +25,7 @@ from semidfl.report.plans import KINDS, METHODS, RATIOS, make_plan
 from semidfl.reproduce import options_of
 from semidfl.stop import Stop
 
+_OUT = Path("results")
 _GRACE = 60.0
 """seconds a stopped command has to end its round and write its checkpoints"""
 
@@ -81,7 +82,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=0.0, help="0: until all is done")
-    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--out", type=Path, default=_OUT)
     parser.add_argument("--list", action="store_true", help="only say what would be run")
     given = [*sys.argv[1:], "--"]
     asked, passed = parser.parse_args(given[: given.index("--")]), given[given.index("--") + 1 : -1]
@@ -94,9 +95,10 @@ def main() -> int:
     over = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
     with tempfile.TemporaryDirectory() as scratch:
         whole = run_all(todo, asked.jobs, over, asked.out, Path(scratch), passed)
+    where = [] if asked.out == _OUT else ["--out", str(asked.out)]  # the page under a table says how it was asked for
     for table in dict.fromkeys(tuple(_whole(part)) for part in todo):
         # One of which no run has ended yet is not written, and says so itself.
-        subprocess.run([*_REPRODUCE, *table, *passed, "--run", "no", "--out", str(asked.out)], check=False)
+        subprocess.run([*_REPRODUCE, *table, *passed, "--run", "no", *where], check=False)
     return 0 if whole else 1
 
 
