@@ -14,7 +14,7 @@ import io
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,9 @@ def outcome(config: Config, records: Records) -> dict[str, Any]:
     return found | {"tests": {t: round(x, 2) for t, x in tests.items()}}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(about: str | None = __doc__, usual: Mapping[str, str] | None = None) -> None:
+    """`usual`: what all variants have, unless they say otherwise."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset")
     parser.add_argument("--cells", required=True)
     parser.add_argument("--seeds", default="0,1,2")
@@ -102,7 +103,7 @@ def main() -> None:
     for variant in asked.variants:
         name, _, text = variant.partition("=")
         fields = dict(pair.split(":", 1) for pair in text.split(",") if pair)
-        configs = [variant_config(asked.dataset, *run, fields) for run in runs]
+        configs = [variant_config(asked.dataset, *run, {**(usual or {}), **fields}) for run in runs]
         for (ratio, alpha, seed), (config, records, seconds) in zip(runs, trained(configs), strict=True):
             found = outcome(config, records) | {"seconds": round(seconds, 1)}
             run = {"dataset": asked.dataset, "variant": name, "ratio": ratio, "alpha": alpha, "seed": seed}

@@ -8,13 +8,14 @@ __all__ = ["ResNet18"]
 
 
 class _Block(nn.Module):
-    def __init__(self, inp: int, out: int, stride: int, standard: bool) -> None:
+    def __init__(self, inp: int, out: int, standard: bool, groups: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = _conv(inp, out, 3, stride, standard), GroupNorm(32, out)
-        self.conv2, self.norm2 = _conv(out, out, 3, 1, standard), GroupNorm(32, out)
+        stride = 1 if inp == out else 2
+        self.conv1, self.norm1 = _conv(inp, out, 3, stride, standard), GroupNorm(groups, out)
+        self.conv2, self.norm2 = _conv(out, out, 3, 1, standard), GroupNorm(groups, out)
         self.shortcut = None
-        if stride != 1 or inp != out:
-            self.shortcut = nn.Sequential(_conv(inp, out, 1, stride, standard), GroupNorm(32, out))
+        if inp != out:
+            self.shortcut = nn.Sequential(_conv(inp, out, 1, stride, standard), GroupNorm(groups, out))
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm1(self.conv1(x), act="relu")
@@ -29,13 +30,18 @@ def _conv(inp: int, out: int, kernel: int, stride: int, standard: bool) -> Conv2
 class ResNet18(nn.Module):
     """`standard`: its filters are standardised, as a ResNet with GroupNorm in place of BatchNorm learns faster with."""
 
+    widths, depth, groups = (64, 128, 256, 512), 2, 32
+    """channels of each stage, its blocks, and groups of a norm"""
+
     def __init__(self, channels: int, classes: int, standard: bool = False) -> None:
         super().__init__()
-        self.stem, self.norm = _conv(channels, 64, 3, 1, standard), GroupNorm(32, 64)
-        widths = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
-        stages = [(_Block(i, o, s, standard), _Block(o, o, 1, standard)) for i, o, s in widths]
-        self.blocks = nn.Sequential(*[block for stage in stages for block in stage])
-        self.out = Linear(512, classes)
+        first, last = self.widths[0], self.widths[-1]
+        self.stem, self.norm = _conv(channels, first, 3, 1, standard), GroupNorm(self.groups, first)
+        outs = [width for width in self.widths for _ in range(self.depth)]
+        self.blocks = nn.Sequential(
+            *[_Block(i, o, standard, self.groups) for i, o in zip([first, *outs], outs, strict=False)]
+        )
+        self.out = Linear(last, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """(C, B, ch, H, W) -> logits (C, B, K)."""
