@@ -89,10 +89,13 @@ def outcome(config: Config, records: Records) -> dict[str, Any]:
     return found | {"tests": {t: round(x, 2) for t, x in tests.items()}}
 
 
-def main(about: str | None = __doc__, usual: Mapping[str, str] | None = None) -> None:
-    """`usual`: what all variants have, unless they say otherwise."""
+def main(about: str | None = __doc__, dataset: str = "", usual: Mapping[str, str] | None = None) -> None:
+    """`dataset`: the only one there is to compare on; `usual`: what all variants have, unless they say otherwise."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset")
+    if dataset:
+        parser.set_defaults(dataset=dataset)
+    else:
+        parser.add_argument("dataset")
     parser.add_argument("--cells", required=True)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--out", type=Path, required=True)
@@ -102,8 +105,8 @@ def main(about: str | None = __doc__, usual: Mapping[str, str] | None = None) ->
     runs = [(r, a, int(seed)) for r, a in cells for seed in asked.seeds.split(",")]
     for variant in asked.variants:
         name, _, text = variant.partition("=")
-        fields = dict(pair.split(":", 1) for pair in text.split(",") if pair)
-        configs = [variant_config(asked.dataset, *run, {**(usual or {}), **fields}) for run in runs]
+        fields = dict(usual or {}) | dict(pair.split(":", 1) for pair in text.split(",") if pair)
+        configs = [variant_config(asked.dataset, *run, fields) for run in runs]
         for (ratio, alpha, seed), (config, records, seconds) in zip(runs, trained(configs), strict=True):
             found = outcome(config, records) | {"seconds": round(seconds, 1)}
             run = {"dataset": asked.dataset, "variant": name, "ratio": ratio, "alpha": alpha, "seed": seed}

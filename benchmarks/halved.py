@@ -1,9 +1,9 @@
-"""CIFAR-10 where a CPU core takes ten minutes a run: images of half the side, a ResNet of three blocks.
+"""CIFAR-10 where a CPU core takes minutes a run: images of half the side, a ResNet of three blocks.
 
-    python benchmarks/halved.py cifar10 --cells 5:0.1 --seeds 0 --out found.jsonl recipe= labels=method:dfl-lb
+    python benchmarks/halved.py --cells 5:0.1 --seeds 0 --out found.jsonl recipe= labels=method:dfl-lb
 
 Variants are those of explore.py; 20,000 of the training images train, 4,000 others judge. What is better here has to be
-tried on the whole: a network so small is short of room, not of labels.
+tried on the whole, whose network is larger and whose runs are longer.
 """
 
 from dataclasses import replace
@@ -54,4 +54,4 @@ def put_in_place() -> None:
 
 if __name__ == "__main__":
     put_in_place()
-    main(__doc__, USUAL)
+    main(__doc__, "cifar10", USUAL)

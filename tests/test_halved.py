@@ -61,14 +61,16 @@ def test_variants_are_compared_on_the_small_copy(
     small: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "found.jsonl"
-    words = ["halved.py", "cifar10", "--cells", "50:100", "--seeds", "0", "--out", str(out)]
+    words = ["halved.py", "--cells", "50:100", "--seeds", "0", "--out", str(out)]
     monkeypatch.setattr("sys.argv", [*words, "labels=method:dfl-lb,rounds:2,classifier.iterations:1"])
     networks = []
     build = setup.build_classifier
     monkeypatch.setattr(setup, "build_classifier", lambda *given: networks.append(build(*given)) or networks[-1])
-    small.main(None, small.USUAL)
+    small.main(None, "cifar10", small.USUAL)
     (found,) = (json.loads(line) for line in out.read_text().splitlines())
     assert list(found["tests"]) == ["2"]  # every 20 rounds, and after the last
+    own = {"method": "dfl-lb", "rounds": "2", "classifier.iterations": "1"}
+    assert found["fields"] == small.USUAL | own  # which tell its lines from those of the whole
     assert [network.size for network in networks] == [Network(lambda: small.SmallResNet(3, 10), torch.float32, 10).size]
     whole, kept = sources.CATALOGUE["cifar10"], sources.load("cifar10")
     assert (whole.train, whole.shape) == (240, (3, 16, 16))
