@@ -1,6 +1,8 @@
 """A rehearsal compiles what the work will launch, and launches nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from semidfl import models
 from semidfl.models import launch, stacked
 from semidfl.models.cnn import CNN
 from semidfl.models.launch import launched, rehearse
@@ -82,3 +85,25 @@ def test_a_network_rehearses_once_for_a_shape(monkeypatch: pytest.MonkeyPatch) -
             network(params, random(1, 2, batch, 1, 8, 8))
     network(params, random(1, 2, 5, 1, 8, 8))  # in training the whole step is rehearsed, instead
     assert [len(y[0]) for y in rehearsed] == [3, 4]
+
+
+def all_kernels() -> Iterator[tuple[str, Any]]:
+    for module in iter_modules(models.__path__, "semidfl.models."):
+        for name, value in vars(import_module(module.name)).items():
+            if isinstance(value, launched):
+                yield f"{module.name}.{name}", value._kernel.fn
+
+
+@pytest.mark.parametrize("function", [pytest.param(fn, id=name) for name, fn in all_kernels()])
+def test_on_a_gpu_a_launch_gets_every_argument(function: Callable[..., None]) -> None:
+    """Where Triton interprets a kernel it is called as it is; on a GPU code is made for it, with names of its own."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
+
+    kernel = JITFunction(function)
+    bind = create_function_from_signature(kernel.signature, kernel.params, make_backend(GPUTarget("cuda", 90, 32)))
+    bound, kinds, options = bind(*range(2, 2 + len(kernel.params)), num_warps=4)
+    assert bound == {name: place for place, name in enumerate(kernel.arg_names, start=2)}
+    assert [kind for kind, _ in kinds if kind != "constexpr"] == ["i32"] * (len(kinds) - len(kernel.constexprs))
+    assert options == {"num_warps": 4}

@@ -64,7 +64,7 @@ def momentum(p: Tensor, g: Tensor, v: Tensor, rate: Tensor, mu: float, decay: fl
 
 @launched
 @triton.jit
-def _mixed(params, weights, index, out, clients, near, size, BLOCK: tl.constexpr):
+def _mixed(p, weights, index, out, clients, near, size, BLOCK: tl.constexpr):  # Triton's own launcher has a `params`
     # A block of all clients, one after the other: most of the rows they read are the same.
     client = (tl.program_id(0) % clients).to(tl.int64)
     i = (tl.program_id(0) // clients).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -73,7 +73,7 @@ def _mixed(params, weights, index, out, clients, near, size, BLOCK: tl.constexpr
     for k in range(near):
         row = tl.load(index + client * near + k)
         weight = tl.load(weights + client * near + k)
-        total += weight * tl.load(params + row * size + i, mask=inside, other=0.0)
+        total += weight * tl.load(p + row * size + i, mask=inside, other=0.0)
     tl.store(out + client * size + i, total, mask=inside)
 
 
