@@ -12,6 +12,7 @@ import pytest
 from semidfl.cli import COMMANDS, USAGE
 from semidfl.commands.completion import words_of
 from semidfl.config import Config, full_path, leaves
+from semidfl.report.plans import NAMES, RATIOS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -61,18 +62,24 @@ def test_the_pages_show_enough_commands() -> None:
 
 
 def test_the_numbers_in_the_readme_are_those_of_the_tables() -> None:
-    """SemiDFL, the best of the others, and all labels, in the four settings of both grey data sets."""
-    text = (ROOT / "README.md").read_text()
-    shown = re.findall(r"^\|[^|]*(?:SemiDFL here|best other|all labels, here)[^|]*\|(.*)\|$", text, re.MULTILINE)
-    rows = [[float(x) for x in line.replace("*", "").split("|")] for line in shown]
+    """SemiDFL, the best of the others, and all labels, in the four settings of each data set."""
+    shown = re.findall(
+        r"^\| ([^|]*(?:SemiDFL here|best other|all labels, here)[^|]*) \|(.*)\|$",
+        (ROOT / "README.md").read_text(),
+        re.MULTILINE,
+    )
+    rows = [(label, [float(x) for x in cells.replace("*", "").split("|")]) for label, cells in shown]
     expected = []
-    for dataset in ("mnist", "fashion-mnist"):
+    for dataset in ("mnist", "fashion-mnist", "cifar10"):
         with (ROOT / f"results/table-main-{dataset}-tuned.csv").open() as file:
-            found = list(csv.DictReader(file))
-        settings = [(r, a) for a in (100.0, 0.1) for r in (0.5, 0.1)]
+            found = [row for row in csv.DictReader(file) if row["mean"]]
+        settings = [(r, a) for a in (100.0, 0.1) for r in RATIOS[dataset]]
         means = [
             {x["row"]: float(x["mean"]) for x in found if (float(x["ratio"]), float(x["alpha"])) == s} for s in settings
         ]
-        others = [max(v for name, v in m.items() if name not in ("semidfl", "dfl-ub")) for m in means]
-        expected += [[m["semidfl"] for m in means], others, [m["dfl-ub"] for m in means]]
-    assert rows == [pytest.approx(row, abs=0.00501) for row in expected]
+        others = [max((v for k, v in m.items() if k not in ("semidfl", "dfl-ub")), default=None) for m in means]
+        expected.append((f"{NAMES[dataset]}, SemiDFL here", [m["semidfl"] for m in means]))
+        if None not in others:  # of a data set whose table is not complete yet
+            expected.append(("best other method here with as many labels", others))
+        expected.append(("all labels, here", [m["dfl-ub"] for m in means]))
+    assert rows == [(label, pytest.approx(row, abs=0.00501)) for label, row in expected]
