@@ -20,8 +20,9 @@ PAGE, RESULTS = HERE / "results.md", HERE.parent / "results"
 HEAD = """# Results
 
 Made by `python docs/results.py` from the tables in [results/](../results), which `semidfl reproduce` writes; the tests
-keep it current. Each table has its command, hardware and time below it, and a CSV and a LaTeX file beside it in
-results/, whose runs.jsonl has every run's summary. What is missing has not been run yet; where settings have changed
+keep it current. Each table has its command, hardware and time below it (what every run took, added up; runs
+that shared a GPU waited for each other), and a CSV and a LaTeX file beside it in results/, whose runs.jsonl has every
+run's summary. What is missing has not been run yet; where settings have changed
 since, it says so below the table. Single runs, and what did not work, are in [log.md](log.md).
 
 `digits` is not in the paper: it is a stand-in of 8x8 images that two CPU cores train in minutes. Its `paper` recipe

@@ -217,8 +217,8 @@ class AggregationConfig:
     momentum: bool = False
     """mix the momentum of SGD with the classifier; off, as in the paper, it stays with the client"""
     idle: float = 1.0
-    """weight in mixing of a client with nothing to learn from, where one with labels counts 1; pseudo-labels for all
-    its samples make up for none, or add as much; 1, or with a robust rule: all count alike"""
+    """factor of a client's weight in mixing while it has neither labels nor pseudo-labels; with labels, or with
+    pseudo-labels for all its samples, it is 1, with both 2 less this; 1, or with a robust rule: all count alike"""
     robust: Literal["none", "clip", "trimmed-mean", "median"] = "none"
     """mixing that withstands a minority of lying neighbours; trimmed-mean and median count all neighbours alike"""
     clip: float = 0.3

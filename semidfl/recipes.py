@@ -35,10 +35,10 @@ def tuned(
     method: str = "semidfl",
     seed: int = 0,
 ) -> Config:
-    """Beyond the paper's settings, within its steps, batches and (but for digits) rounds; momentum is sent, too.
+    """Beyond the paper's settings, within its steps, batches and rounds; momentum is sent, too. Not so on digits.
 
-    Baselines get what applies to them, and follow their own publications in the rest (`variant`). Not settled yet for
-    all data sets: docs/log.md has what was measured.
+    Baselines get what applies to them, and follow their own publications in the rest (`variant`). What it gives is in
+    docs/results.md. Data sets that are not named below get MNIST's settings, which were not tried on them.
     """
     base, setting = paper(dataset, ratio, alpha, topology, method, seed), _TUNED.get(dataset, _TUNED["mnist"])
     return replace(
