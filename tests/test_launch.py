@@ -1,4 +1,4 @@
-"""A rehearsal compiles what the work will launch, and launches nothing."""
+"""A rehearsal compiles what the work will launch, and launches nothing; a launch on a GPU gets what it is given."""
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -103,7 +103,5 @@ def test_on_a_gpu_a_launch_gets_every_argument(function: Callable[..., None]) ->
 
     kernel = JITFunction(function)
     bind = create_function_from_signature(kernel.signature, kernel.params, make_backend(GPUTarget("cuda", 90, 32)))
-    bound, kinds, options = bind(*range(2, 2 + len(kernel.params)), num_warps=4)
+    bound, *_ = bind(*range(2, 2 + len(kernel.params)))
     assert bound == {name: place for place, name in enumerate(kernel.arg_names, start=2)}
-    assert [kind for kind, _ in kinds if kind != "constexpr"] == ["i32"] * (len(kinds) - len(kernel.constexprs))
-    assert options == {"num_warps": 4}
