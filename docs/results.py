@@ -20,10 +20,10 @@ PAGE, RESULTS = HERE / "results.md", HERE.parent / "results"
 HEAD = """# Results
 
 Made by `python docs/results.py` from the tables in [results/](../results), which `semidfl reproduce` writes; the tests
-keep it current. Each table has its command, hardware and time below it (what every run took, added up; runs that shared a
-GPU waited for each other), and a CSV and a LaTeX file beside it in results/, whose runs.jsonl has every run's summary.
-What is missing has not been run yet; where settings have changed since, it says so below the table. Single runs, and
-what did not work, are in [log.md](log.md).
+keep it current. Each table has its command, hardware and time below it (what every run took, added up; runs that
+shared a GPU waited for each other), and a CSV and a LaTeX file beside it in results/, whose runs.jsonl has every run's
+summary. What is missing has not been run yet; where settings have changed since, it says so below the table. Single
+runs, and what did not work, are in [log.md](log.md).
 
 `digits` is not in the paper: it is a stand-in of 8x8 images that two CPU cores train in minutes. Its `paper` recipe
 is the paper's, scaled down to 60 rounds of 10 steps, which is too short for pseudo-labels that start in the first
