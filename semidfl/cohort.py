@@ -83,8 +83,10 @@ class Cohort:
             self.shards = whole
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that changes over the rounds, by name."""
+        """Every tensor that changes over the rounds, by name, and the print of the data, which must not."""
         tensors = {f"memory.{name}": x for name, x in self.memory.items()}
+        if self.shards.prints is not None:
+            tensors["data"] = self.shards.prints
         for part in ("classifier", "generator"):
             learner: Learner | None = getattr(self, part)
             if learner is not None:
@@ -99,6 +101,7 @@ class Cohort:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes up the state that `state` gave, on this cohort's device."""
         device = self.draws.keys.device
+        self._refuse_other_data(tensors.get("data"))
         try:
             for part in ("classifier", "generator"):
                 learner: Learner | None = getattr(self, part)
@@ -114,6 +117,18 @@ class Cohort:
         drawn = {k.removeprefix("synthetic."): x.to(device) for k, x in tensors.items() if k.startswith("synthetic.")}
         self.synthetic = Synthetic(**drawn) if drawn else None
         self.memory = {k.removeprefix("memory."): x.to(device) for k, x in tensors.items() if k.startswith("memory.")}
+
+    def _refuse_other_data(self, saved: Tensor | None) -> None:
+        """Test images could by now be ones that the run has trained on. Older checkpoints do not know."""
+        now = self.shards.prints
+        if saved is None or now is None or torch.equal(saved, now):
+            return
+        other = [str(i) for i, same in zip(self.ids, (saved == now).tolist(), strict=True) if not same]
+        who = f"client{'s' * (len(other) > 1)} {', '.join(other[:8])}{', …' if len(other) > 8 else ''}"
+        raise CheckpointError(
+            f"the data is not what this run began with ({who}: other images or labels to train on, or to test on): "
+            "put it back, or pass --overwrite to start anew"
+        )
 
 
 def _like(now: Tensor, saved: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def _as_computed_now(kept: RunFolder, values: Mapping[str, object]) -> Config:
 def take_up(kept: RunFolder, config: Config, cohort: Cohort) -> int:
     """Brings a fresh cohort to where the run was at its last checkpoint; returns the rounds done."""
     done = 0
-    if any(kept.checkpoints.rglob("*.safetensors")):
+    if parts.begun(kept.checkpoints):
         done, tensors = parts.load_latest(kept.checkpoints, cohort.ids, config_hash(config))
         cohort.restore(tensors)
     kept.truncate(done)
@@ -316,9 +316,13 @@ def summarise(
     }
 
 
-def save_checkpoint(config: Config, kept: RunFolder, done: int, cohort: Cohort) -> None:
+def save_checkpoint(
+    config: Config, kept: RunFolder, done: int, cohort: Cohort, more: Mapping[str, str] | None = None
+) -> None:
+    """`more` goes into its text."""
     kept.sync()
-    checkpoint.save(kept.checkpoints, done, cohort.state(), {"config": config_hash(config)} | stamp())
+    text = {**(more or {}), "config": config_hash(config)} | stamp()
+    checkpoint.save(kept.checkpoints, done, cohort.state(), text)
     parts.forget_others(kept.checkpoints, 0)
 
 

@@ -198,7 +198,8 @@ def _islands(graphs: Sequence[Topology]) -> Topology:
 def _shards(parts: Sequence[Shards]) -> Shards:
     """The pool of images is the same for all."""
     indices = [_index([getattr(part, name) for part in parts]) for name in ("labelled", "unlabelled")]
-    return replace(parts[0], labelled=indices[0], unlabelled=indices[1])
+    prints = torch.cat([part.prints for part in parts if part.prints is not None])
+    return replace(parts[0], labelled=indices[0], unlabelled=indices[1], prints=prints)
 
 
 def _index(parts: Sequence[Index]) -> Index:

@@ -308,3 +308,16 @@ def many_questions() -> None:
         return answers
 
     exchange.GrpcExchange._meet = meet  # type: ignore[method-assign]
+
+
+def ahead_and_silent() -> None:
+    """Says that it is in the last round of 24, and nothing at all when it is asked for its models of then."""
+    honest = server.Mailbox.get
+
+    async def get(self: Any, t: int, topic: str, oldest: int, wait: float) -> Any:
+        if topic == "state":
+            await asyncio.sleep(60)
+        return await honest(self, t, topic, oldest, wait)
+
+    server.Mailbox.get = get  # type: ignore[method-assign]
+    server.encode = lambda message: _with(message, at=24)  # type: ignore[assignment]

@@ -172,6 +172,22 @@ def test_killed_and_restarted(data: Path, tmp_path: Path) -> None:
         assert_went_on(made, "a", "b", "c", rounds=24)
 
 
+def test_one_that_claims_to_be_far_ahead_and_has_nothing_to_show_for_it(data: Path, tmp_path: Path) -> None:
+    """It is asked ever more rarely, and who was away catches up with the others all the same."""
+    with live(tmp_path / "f", data, ROLES, QUICK | {"rounds": 24}, deadlines=STARTED) as made:
+        for name, fault in {"a": "slowly", "b": "slowly", "c": "ahead_and_silent"}.items():
+            made.start(name, fault=fault)
+        made.wait_for_round("b", 3)
+        made.kill("b")
+        before = made.records("b")[-1]["round"]
+        made.wait_for_round("a", before + 6)
+        made.start("b", fault="slowly")
+        made.ends("a", "b", limit=40.0)
+        assert made.log("a").count("too few neighbours give their models") <= 5
+        assert min(map(int, re.findall(r"catches up from round \d+ to (\d+)", made.log("b")))) < 24
+        assert_went_on(made, "a", "b", rounds=24)
+
+
 def test_frozen_and_thawed(data: Path, tmp_path: Path) -> None:
     """Its connections stay open and nothing comes: that costs the others a probe a round, not a whole transfer."""
     config = QUICK | {"rounds": 24}

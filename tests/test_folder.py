@@ -14,7 +14,7 @@ from semidfl.config import Config, DataConfig, GraphConfig
 from semidfl.data import sources
 from semidfl.data.check import check_folder
 from semidfl.data.faults import MEND, NOTE, STOP, content_faults, typos
-from semidfl.data.folder import Listing, natural, scan
+from semidfl.data.folder import Listing, natural, pictures_below, scan
 from semidfl.data.own import class_names, held_out, load_folder, load_site, with_sites
 from semidfl.data.partition import by_owner, class_counts, partition
 from semidfl.errors import DataError
@@ -276,6 +276,20 @@ def test_a_link_that_leads_nowhere_is_unreadable(tmp_path: Path) -> None:
     lay(tmp_path, *(f"{c}/{c}{k}.png" for c in ("cat", "dog") for k in range(5)))
     (tmp_path / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     assert any("gone.png" in text for _, text in faults(tmp_path))
+
+
+def test_a_link_to_a_folder_is_followed_but_not_in_circles(tmp_path: Path) -> None:
+    lay(tmp_path / "set", *(f"{c}/{k}.png" for c in ("cat", "dog") for k in range(3)))
+    lay(tmp_path / "elsewhere", "4.png")
+    (tmp_path / "set" / "cat" / "more").symlink_to(tmp_path / "elsewhere")
+    for name, target in (("itself", "."), ("again", "../cat"), ("dog", "../dog")):
+        (tmp_path / "set" / "cat" / name).symlink_to(target)
+    (tmp_path / "set" / "dog" / "cat").symlink_to("../cat")
+    (tmp_path / "set" / "dog" / "up").symlink_to("..")
+    found = [str(path.relative_to(tmp_path / "set")) for path in pictures_below(tmp_path / "set")]
+    ways = ("cat", "cat/dog", "dog", "dog/cat")
+    pictures = [f"{way}/{k}.png" for way in ways for k in range(3)]
+    assert Counter(found) == Counter([*pictures, "cat/more/4.png", "dog/cat/more/4.png"])
 
 
 # --- the test part ----------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def test_this_machine_needs_no_token(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example:8470", "127.0.0.1.evil.example", "192.168.1.2", "", "localhost@evil.example"]
+    "host", ["evil.example:8470", "127.0.0.1.evil.example", "192.168.1.2", "", "localhost@evil.example", "[::1"]
 )
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 def test_a_name_that_points_here_is_refused(host: str, kind: str) -> None:
@@ -50,12 +50,33 @@ def test_a_name_that_points_here_is_refused(host: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["", TOKEN])
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999"])
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "http://["])
 def test_another_sites_requests_are_refused(origin: str, token: str) -> None:
     answer = ask(
         Guard(page, token), kind="websocket", host="127.0.0.1:8470", origin=origin, cookie=f"semidfl-token={TOKEN}"
     )
     assert answer[0]["type"] == "websocket.close"
+
+
+@pytest.mark.parametrize("token", ["", TOKEN])
+@pytest.mark.parametrize(
+    ("mode", "dest", "site", "passes"),
+    [
+        ("no-cors", "image", "cross-site", False),
+        ("no-cors", "script", "same-site", False),  # another port of this machine is the same site
+        ("navigate", "iframe", "cross-site", False),
+        ("navigate", "document", "cross-site", True),  # a link to the page, say in a chat
+        ("no-cors", "image", "same-origin", True),
+        ("navigate", "document", "none", True),  # typed
+    ],
+)
+def test_what_another_page_shows_of_this_one_is_refused(
+    token: str, mode: str, dest: str, site: str, passes: bool
+) -> None:
+    """Browsers send no origin with pictures and frames, but say where they were asked for."""
+    fetch = {"sec_fetch_mode": mode, "sec_fetch_dest": dest, "sec_fetch_site": site}
+    answer = ask(Guard(page, token), host="127.0.0.1:8470", cookie=f"semidfl-token={TOKEN}", **fetch)
+    assert (answer == PASSED) is passes
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket"])

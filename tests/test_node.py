@@ -1,6 +1,7 @@
 """The parts of a peer one by one: certificates, the federation file, the audit, own data, the exchange."""
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -145,6 +146,28 @@ def test_a_deny_list_damaged_while_it_is_in_force_stays_in_force(
     assert caplog.text.count("cannot be read") == 1
 
 
+def test_a_deny_list_comes_into_force_once_it_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    denied = DenyList(tmp_path / "denied.txt", LOG)
+    (tmp_path / "denied.txt").write_text("one\n")
+
+    def forbidden(*_: Any, **__: Any) -> str:
+        raise PermissionError(errno.EACCES, "no right to read it")
+
+    with monkeypatch.context() as closed:
+        closed.setattr(Path, "read_text", forbidden)
+        assert not denied.holds("one")
+    assert denied.holds("one")
+
+
+def test_a_deny_list_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "denied.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    denied = DenyList(tmp_path / "denied.txt", LOG)
+    assert denied.holds("one")
+    assert denied.holds("two")
+
+
 # --- the federation file ----------------------------------------------------------------------------------------------
 
 FILE = """
@@ -261,6 +284,11 @@ def test_what_is_not_legal_in_a_federation_file(old: str, new: str, said: str, t
     assert "federation.toml" in str(error.value)
 
 
+def test_a_federation_needs_two(tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match="there is only one of"):
+        read_text(tmp_path, 'dataset = "digits"\n[[peers]]\nname = "alone"\naddress = "127.0.0.1:7000"\n')
+
+
 def test_several_clients_at_one_peer(tmp_path: Path) -> None:
     text = 'dataset = "digits"\ntopology = "ring"\n'
     for k, clients in enumerate((2, 1, 3)):
@@ -350,7 +378,10 @@ def test_the_audit_shows_what_left_and_that_nothing_was_taken_out(tmp_path: Path
     assert found.broken == []
     assert found.sizes == {("two", "models"): 2003, ("two", "control"): 80, ("three", "counts"): 88}
     assert main(["audit", str(tmp_path)]) == 0
-    assert "nothing was taken out or changed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    last = (tmp_path / "audit.jsonl").read_bytes().splitlines(keepends=True)[-1]
+    assert "nothing before the last was taken out or changed" in said
+    assert hashlib.sha256(last).hexdigest() in said  # by which whoever has noted it sees a change at the end, too
     assert main(["audit", str(tmp_path), "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {(x["peer"], x["topic"]): x["bytes"] for x in told["sent"]} == found.sizes
@@ -360,6 +391,19 @@ def test_the_audit_shows_what_left_and_that_nothing_was_taken_out(tmp_path: Path
         (tmp_path / "audit.jsonl").write_text("".join(changed))
         assert main(["audit", str(tmp_path)]) == 1
         assert "CHANGED OR DAMAGED: lines 2 do not follow" in capsys.readouterr().err
+
+
+def test_who_asks_without_end_fills_no_disk(tmp_path: Path) -> None:
+    audit = Audit(tmp_path)
+    for _ in range(1000):
+        audit.sends("two", "models", 1, ["classifier"], 10, b"\1" * 32)
+    audit.sends("two", "models", 1, ["classifier"], 10, b"\2" * 32)  # other tensors, though under the same name
+    audit.flush(1)
+    audit.close()
+    found = sum_up(tmp_path)
+    assert found.lines < 10
+    assert (found.messages["two", "models"], found.sizes["two", "models"]) == (1001, 10_010)
+    assert found.broken == []
 
 
 def test_an_audit_on_a_full_disk_holds_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,6 +620,18 @@ def test_insecure_says_so_in_every_line(tmp_path: Path, capfd: Any) -> None:
     assert len(said) > 2
     assert all(" a INSECURE " in line for line in said if not line.startswith("semidfl: "))
     assert "too few neighbours" in said[-1]
+
+
+def test_a_key_that_others_can_read_is_told_once(tmp_path: Path, capfd: Any) -> None:
+    words = ["federation", "new", str(tmp_path / "f"), "--peers", "a=L,b=U", "--dataset", "digits", "--rounds", "1"]
+    assert main([*words, "--deadlines.hello", "0.5"]) == 0
+    words = ["node", "--federation", str(tmp_path / "f" / "federation.toml"), "--name", "a"]
+    told = []
+    for mode in (0o600, 0o640):
+        (tmp_path / "f" / "identity" / "a.key").chmod(mode)
+        assert main([*words, "--folder", str(tmp_path / f"run-{mode}")]) == 2  # b is not there
+        told.append(capfd.readouterr().err.count("others on this machine can read"))
+    assert told == [0, 1]
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from semidfl.data.folder import scan
 from semidfl.data.own import load_folder
 from semidfl.data.shards import Space
 from semidfl.use.export import export
-from semidfl.use.generate import draw
+from semidfl.use.generate import draw, folder_names
 from semidfl.use.model import Trained, load_classifier, load_generator
 
 FOLDERS: dict[str, tuple[Callable[[Path], Path], tuple[int, int, int], int]] = {
@@ -193,6 +194,15 @@ def test_generated_images(done: Done) -> None:
     said(["generate", str(done.run), "--n=2", "--out", str(done.run / "all")])
     assert len(scan(done.run / "all").counts()) == done.classes  # a folder that a run could train on
     assert (done.run / "all" / "sheet.png").exists()
+
+
+def test_every_class_has_a_folder_of_its_own_within_the_one_given() -> None:
+    assert folder_names(["cat", "über", "a b", "-x"]) == ["cat", "über", "a_b", "-x"]
+    names = ["cat", "..", ".", "a b", "a_b", "A?b", "3-a_b", ".hidden", "", "../../etc"]
+    found = folder_names(names)
+    assert len({name.casefold() for name in found}) == len(names)
+    for name in (*found, *folder_names(["..", "../../etc"])):
+        assert re.fullmatch(r"[\w-][\w.-]*", name), name
 
 
 def test_the_model_card_tells_the_numbers(done: Done) -> None:

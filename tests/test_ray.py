@@ -179,6 +179,15 @@ def test_a_lost_actor_is_replaced_and_the_round_done_again(ray: Any, alone: Path
     assert "from round 3 on with 2 actors" in shown.stream.getvalue()  # type: ignore[attr-defined]
 
 
+def test_a_parcel_that_is_lost_stalls_nobody(ray: Any, alone: Path, tmp_path: Path) -> None:
+    shown = silent()
+    config = spread(2, method="tests.fragile:LosesMailOnce", name="lost")
+    result = run(config, tmp_path / "run", progress=shown)
+    assert_same(result.folder, alone)
+    assert result.summary["faults"] == 1
+    assert "round 3 was not finished" in shown.stream.getvalue()  # type: ignore[attr-defined]
+
+
 def test_a_loss_before_the_first_checkpoint_starts_from_the_beginning(ray: Any, alone: Path, tmp_path: Path) -> None:
     config = spread(2, method="tests.fragile:DiesOnce", name="early", compute__checkpoint_every=4)
     assert_same(run(config, tmp_path / "run", progress=silent()).folder, alone)

@@ -146,7 +146,14 @@ def _poster(epoch: int, block: int, peers: list[Any]) -> Any:
     ray = need_ray()
 
     def post(peer: int, key: Key, parcel: Parcel) -> None:
-        # Put by hand, so that it goes through the store whatever its size; if the receiver is lost, the driver knows.
-        peers[peer].deliver.options(concurrency_group=MAIL).remote(epoch, key, block, ray.put(parcel))
+        # Put by hand, so that it goes through the store whatever its size.
+        to = peers[peer]
+        sent = to.deliver.options(concurrency_group=MAIL).remote(epoch, key, block, ray.put(parcel))
+        sent.future().add_done_callback(lambda done: _woken(to) if done.exception() else None)
 
     return post
+
+
+def _woken(receiver: Any) -> None:
+    """It would wait for ever for what was lost on the way, say for want of room; a dead one the driver notices."""
+    receiver.call_off.options(concurrency_group=MAIL).remote()

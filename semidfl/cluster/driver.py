@@ -198,8 +198,8 @@ class _Drive:
         except Lost as again:
             return self._recover(again)
         self.startup = time.perf_counter() - started
-        text = f"{gone} actors were lost in round {at} ({lost}); from round {self.done + 1} on with "
-        self.shown.note(text + self.fleet.blocks.words())
+        what = f"{gone} actors were lost in round {at}" if gone else f"round {at} was not finished"
+        self.shown.note(f"{what} ({lost}); from round {self.done + 1} on with {self.fleet.blocks.words()}")
 
     def take_up(self) -> None:
         """Bring all actors to the newest checkpoint that all can read; to the start where there was none yet."""

@@ -8,11 +8,13 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from semidfl.data.fingerprint import Prints, image_prints, sample_print
 from semidfl.errors import DataError
 
 __all__ = ["Dataset", "Images", "Labels", "load_npz"]
@@ -87,6 +89,16 @@ class Dataset:
     @property
     def width(self) -> int:
         return self.shape[2]
+
+    @cached_property
+    def train_prints(self) -> Prints:
+        """(n,), of the training images: to tell changed data by."""
+        return image_prints(self.train_images)
+
+    @cached_property
+    def common_print(self) -> bytes:
+        """Of what all clients share: the test images, and what the labels mean."""
+        return sample_print(image_prints(self.test_images), self.test_labels) + "\0".join(self.classes).encode()
 
     def holding_out(self, count: int) -> "Dataset":
         """With `count` training samples to test on, the same ones always, in place of the test samples."""

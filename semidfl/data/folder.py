@@ -97,12 +97,14 @@ def pictures_below(folder: Path) -> list[Path]:
     return [path for path in _files(folder) if path.suffix.lower() in SUFFIXES]
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """A link to a folder is followed, but not one to a folder that it lies in."""
+    above |= {folder.resolve()}
     for entry in _entries(folder):
-        if entry.is_dir():
-            yield from _files(entry)
-        else:
+        if not entry.is_dir():
             yield entry
+        elif entry.resolve() not in above:
+            yield from _files(entry, above)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from semidfl.data.dataset import Dataset
+from semidfl.data.fingerprint import client_prints
 from semidfl.data.partition import Split
 from semidfl.draws import Draws
 from semidfl.models.stacked import fused
@@ -115,15 +116,19 @@ class Shards:
     labels: Tensor  # (n,) int64; of the unlabelled ones used only to report precision, -1 if nobody knows
     labelled: Index
     unlabelled: Index
+    prints: Tensor | None = None  # (C,) int64 on the host, to tell changed data by
 
     @classmethod
     def of(cls, data: Dataset, split: Split, clients: Sequence[int], device: torch.device) -> "Shards":
+        labelled, unlabelled = ([lists[i] for i in clients] for lists in (split.labelled, split.unlabelled))
         return cls(
             torch.from_numpy(data.train_images).to(device),
             torch.from_numpy(data.train_labels).to(device),
-            Index.of([split.labelled[i] for i in clients], device),
-            Index.of([split.unlabelled[i] for i in clients], device),
+            Index.of(labelled, device),
+            Index.of(unlabelled, device),
+            client_prints(data.train_prints, data.train_labels, labelled, unlabelled, data.common_print),
         )
 
     def rows(self, rows: Rows) -> "Shards":
-        return Shards(self.images, self.labels, self.labelled.rows(rows), self.unlabelled.rows(rows))
+        prints = None if self.prints is None else self.prints[rows]
+        return Shards(self.images, self.labels, self.labelled.rows(rows), self.unlabelled.rows(rows), prints)

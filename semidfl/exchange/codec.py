@@ -22,6 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from semidfl.exchange.refuse import Refusal, Refused
+from semidfl.record.checkpoint import on_cpu
 
 __all__ = [
     "CHUNK",
@@ -207,11 +208,7 @@ class Spec:
 
 def encode_body(tensors: Mapping[str, Tensor]) -> Body:
     """Tensors (C, …) to bytes."""
-    ready = {}
-    for name, x in tensors.items():
-        plain = x.detach().cpu()
-        # A copy where another tensor shares the memory: safetensors refuses such pairs.
-        ready[name] = plain.contiguous().clone() if plain._is_view() else plain.contiguous()
+    ready = on_cpu(tensors)
     data = save(ready)
     return Body(data, hashlib.sha256(data).digest(), tuple(ready))
 

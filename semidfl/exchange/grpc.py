@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import TimeoutError as Expired
 from typing import Any, TypeVar
 
@@ -28,12 +28,13 @@ from torch import Tensor
 from semidfl.errors import FederationError
 from semidfl.exchange.base import Shared
 from semidfl.exchange.client import Answer, Line, Neighbour, Unreachable, channel_options
-from semidfl.exchange.codec import CHUNK, LARGEST_CONTROL, Body, Spec, encode_body
+from semidfl.exchange.codec import Body, Spec, encode_body
 from semidfl.exchange.greet import Greeting
 from semidfl.exchange.plan import Meeting, Plan
 from semidfl.exchange.refuse import Refusal, Refused, Tally
 from semidfl.exchange.seal import Seal
-from semidfl.exchange.server import Ledger, Mailbox, Server
+from semidfl.exchange.server import Ledger, Mailbox, Server, server_options
+from semidfl.exchange.spare import Spared
 from semidfl.node.identity import Identity
 from semidfl.node.retry import pauses
 
@@ -66,8 +67,7 @@ class GrpcExchange:
         self._t = 0
         self._absent: Counter[str] = Counter()  # rounds in a row in which a neighbour could not be reached
         self._taken: dict[tuple[str, str], int] = {}  # last round taken of a neighbour and topic
-        self._trickled: Counter[str] = Counter()  # times in a row that a neighbour did not finish what it began
-        self._spared: dict[str, int] = {}  # until which round such a one is not asked
+        self._tricklers = Spared(most=32)  # those who did not finish what they began
         self._specs: dict[str, Spec] = {}  # of each topic, all that this peer has shared under it
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="exchange", daemon=True)
@@ -109,11 +109,13 @@ class GrpcExchange:
         kept = dict(tensors)
         self._do(self._mailbox.put(t, topic, lambda: encode_body(kept)), 10.0)
 
-    def collect(self, topic: str, tensors: Mapping[str, Tensor], oldest: int) -> dict[str, Answer]:
-        """The newest that each neighbour has under a topic, without waiting for any."""
+    def collect(
+        self, topic: str, tensors: Mapping[str, Tensor], oldest: int, names: Collection[str] | None = None
+    ) -> dict[str, Answer]:
+        """The newest that each neighbour, or each of these, has under a topic, without waiting for a new one."""
         spec = Spec.of(tensors, {})
         limit = self.plan.deadlines.round + 2 * self.plan.deadlines.transfer + _SLACK
-        return self._do(self._collect(topic, spec, oldest), limit)
+        return self._do(self._collect(topic, spec, oldest, self._lines if names is None else names), limit)
 
     def hello(self, least: int, restarted: bool = False) -> dict[str, str]:
         """The barrier: waits for the neighbours, compares, and says who is missing and why.
@@ -185,18 +187,7 @@ class GrpcExchange:
             self._seal,
             longest,
         )
-        options = [
-            ("grpc.max_receive_message_length", LARGEST_CONTROL),
-            ("grpc.max_send_message_length", CHUNK + 4096),
-            ("grpc.max_concurrent_streams", 64),
-            ("grpc.server_handshake_timeout_ms", 10_000),
-            ("grpc.so_reuseport", 0),  # two peers on one port would take turns
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-        ]
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(options=server_options(len(plan.neighbours)))
         self._server.add_generic_rpc_handlers((self._handlers.handlers(),))
         try:
             self.port = self._bind()
@@ -247,8 +238,8 @@ class GrpcExchange:
         meeting, plan = self.meeting, self.plan
         if self._absent[name] and name in meeting.missing:
             return None  # it could not be reached under an earlier topic of this round
-        if t < self._spared.get(name, 0):
-            meeting.missing[name] = f"slow: asked again in round {self._spared[name]}"
+        if t < (again := self._tricklers.until(name)):
+            meeting.missing[name] = f"slow: asked again in round {again}"
             return None
         patience = max(plan.deadlines.round / 2 ** min(self._absent[name], 30), min(_PROBE, plan.deadlines.round))
         started = time.monotonic()
@@ -263,12 +254,12 @@ class GrpcExchange:
             self.tally.note(name, refused)
             meeting.missing[name] = f"refused: {refused.reason}"
             if refused.reason is Refusal.SLOW:
-                self._trickled[name] += 1
-                self._spared[name] = t + 2 ** min(self._trickled[name], 5)
+                self._tricklers.fails(name, t)
             return None
         finally:
             meeting.waited[name] = meeting.waited.get(name, 0.0) + time.monotonic() - started
-        self._absent[name] = self._trickled[name] = 0
+        self._absent[name] = 0
+        self._tricklers.answers(name)
         self.at[name] = answer.at
         return self._timely(name, t, topic, answer, spec)
 
@@ -307,7 +298,7 @@ class GrpcExchange:
             meeting.stale[name] = t - answer.round
         return answer
 
-    async def _collect(self, topic: str, spec: Spec, oldest: int) -> dict[str, Answer]:
+    async def _collect(self, topic: str, spec: Spec, oldest: int, names: Collection[str]) -> dict[str, Answer]:
         async def one(name: str) -> Answer | None:
             transfer, rounds = self.plan.deadlines.transfer, self.plan.rounds
             try:
@@ -319,8 +310,8 @@ class GrpcExchange:
                 pass
             return None
 
-        answers = await asyncio.gather(*map(one, self._lines))
-        found = zip(self._lines, answers, strict=True)
+        answers = await asyncio.gather(*map(one, names))
+        found = zip(names, answers, strict=True)
         # Of another round a part may be lacking, which is no offence, but no help here either.
         return {name: a for name, a in found if a and a.tensors is not None and spec.needed <= a.tensors.keys()}
 

@@ -1,11 +1,21 @@
-"""What is refused, why, and how often: one enum, one exception, one tally."""
+"""What is refused, why, and how often: one enum, one exception, one tally.
+
+What others say of it is written in the log, so it is made harmless first.
+"""
 
 import logging
 import threading
 from collections import Counter
 from enum import StrEnum
 
-__all__ = ["Refusal", "Refused", "Tally"]
+__all__ = ["Refusal", "Refused", "Tally", "plain"]
+
+_LONGEST = 500
+
+
+def plain(text: str) -> str:
+    """On one line and not for ever: no line ends that forge a line of the log, no codes that steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text[:_LONGEST])
 
 
 class Refusal(StrEnum):
@@ -33,8 +43,8 @@ class Refused(Exception):
     """Something that came over the network is not taken."""
 
     def __init__(self, reason: Refusal, text: str) -> None:
-        super().__init__(f"{reason}: {text}")
-        self.reason, self.text = reason, text
+        self.reason, self.text = reason, plain(text)
+        super().__init__(f"{reason}: {self.text}")
 
 
 class Tally:

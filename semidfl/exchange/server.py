@@ -10,22 +10,42 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from semidfl.exchange.codec import CHUNK, PROTOCOL, Ask, Body, Bye, Head, Hello, decode, encode
+from semidfl.exchange.codec import CHUNK, LARGEST_CONTROL, PROTOCOL, Ask, Body, Bye, Head, Hello, decode, encode
 from semidfl.exchange.refuse import Refusal, Refused, Tally
 from semidfl.exchange.seal import Seal
+from semidfl.node.identity import parsed
 
-__all__ = ["METHODS", "SERVICE", "Ledger", "Mailbox", "Server", "difference"]
+__all__ = ["METHODS", "SERVICE", "Ledger", "Mailbox", "Server", "difference", "server_options"]
 
+Question = TypeVar("Question", Ask, Hello, Bye)
 SERVICE = "semidfl.Peer"
 METHODS = ("fetch", "hello", "bye")
 _QUESTION = 10.0
 """seconds in which a question must have come, once its line is open"""
 _AT_ONCE = 8
 """questions of one peer that are answered at the same time"""
+
+
+def server_options(neighbours: int) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_receive_message_length", LARGEST_CONTROL),
+        ("grpc.max_send_message_length", CHUNK + 4096),
+        # A neighbour needs one connection, and another while one that broke has not been missed yet. Without an end,
+        # anybody could use up the files and the memory of this process.
+        ("grpc.max_allowed_incoming_connections", 4 * neighbours + 16),
+        ("grpc.max_concurrent_streams", 12),
+        # Soon the place of who does not finish is free again; a caller gives its attempt no longer either.
+        ("grpc.server_handshake_timeout_ms", 5_000),
+        ("grpc.so_reuseport", 0),  # two peers on one port would take turns
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
 
 
 class Ledger(Protocol):
@@ -122,8 +142,8 @@ class Server:
     async def fetch(self, words: Any, context: Any) -> None:
         """Streams a head, and after it the chunks of what was asked for."""
         try:
-            ask = decode(Ask, await _read(words, context))
-            with self._admitted(ask.sender, context):
+            ask = await self._question(Ask, words, context)
+            with self._turn(ask.sender):
                 self._agreed(ask.agreement)
                 self.begun = True
                 await asyncio.wait_for(self._answer(ask, context), self.longest)
@@ -152,8 +172,8 @@ class Server:
     async def hello(self, words: Any, context: Any) -> bytes:
         """Says what this peer holds for agreed and where it is, also to one that holds otherwise."""
         try:
-            asked = decode(Hello, await _read(words, context))
-            with self._admitted(asked.sender, context):
+            asked = await self._question(Hello, words, context)
+            with self._turn(asked.sender):
                 self.gone.discard(asked.sender)  # it is back
                 self._compare(asked)
                 mine = Hello(PROTOCOL, self.me, self.agreement, asked.nonce, self.mailbox.at, self.terms)
@@ -173,8 +193,8 @@ class Server:
     async def bye(self, words: Any, context: Any) -> bytes:
         """A neighbour has all it needs."""
         try:
-            bye = decode(Bye, await _read(words, context))
-            with self._admitted(bye.sender, context):
+            bye = await self._question(Bye, words, context)
+            with self._turn(bye.sender):
                 self._agreed(bye.agreement)
                 self.gone.add(bye.sender)
                 return b""
@@ -182,23 +202,33 @@ class Server:
             await self._refuse(refused, context)
             raise
 
-    @contextmanager
-    def _admitted(self, claimed: str, context: Any) -> Iterator[None]:
-        """The certificate has the claimed name, which is that of a neighbour, and nothing speaks against it."""
-        if self.secure:
-            proof = context.auth_context()
-            names = [name.decode(errors="replace") for name in proof.get("x509_subject_alternative_name", ())]
-            if names != [claimed]:
-                raise Refused(Refusal.WRONG_ID, f"claims to be {claimed!r}, the certificate says {names!r:.80}")
-            from semidfl.node.identity import fingerprint
+    async def _question(self, kind: type[Question], words: Any, context: Any) -> Question:
+        """A neighbour's question. Who calls is looked at before: what others ask is not read, for it takes memory."""
+        caller = self._certified(context) if self.secure else None
+        asked = decode(kind, await _read(words, context))
+        if caller is None:
+            self._welcome(asked.sender, "")
+        elif asked.sender != caller:
+            raise Refused(Refusal.WRONG_ID, f"claims to be {asked.sender!r}, the certificate says {caller!r}")
+        return asked
 
-            pem = b"".join(proof.get("x509_pem_cert", ()))
-            if self.denied(claimed, fingerprint(pem)):
-                raise Refused(Refusal.DENIED, f"{claimed} is on the deny list")
-        elif self.denied(claimed, ""):
-            raise Refused(Refusal.DENIED, f"{claimed} is on the deny list")
-        if claimed not in self.neighbours:
-            raise Refused(Refusal.STRANGER, f"{claimed!r} is no neighbour")
+    def _certified(self, context: Any) -> str:
+        """The neighbour whose certificate it is; TLS has looked at its dates only when the line was opened."""
+        shown = parsed(b"".join(context.auth_context().get("x509_pem_cert", ())))
+        self._welcome(shown.name, shown.fingerprint)
+        if not shown.is_valid:
+            raise Refused(Refusal.CERTIFICATE, f"the certificate of {shown.name} was valid until {shown.ends:%Y-%m-%d}")
+        return shown.name
+
+    def _welcome(self, name: str, fingerprint: str) -> None:
+        if self.denied(name, fingerprint):
+            raise Refused(Refusal.DENIED, f"{name} is on the deny list")
+        if name not in self.neighbours:
+            raise Refused(Refusal.STRANGER, f"{name!r} is no neighbour")
+
+    @contextmanager
+    def _turn(self, claimed: str) -> Iterator[None]:
+        """One of the few questions that a peer may have open."""
         if self._open[claimed] >= _AT_ONCE:
             raise Refused(Refusal.BUSY, f"{claimed} asks more than {_AT_ONCE} things at once")
         self._open[claimed] += 1
@@ -212,7 +242,7 @@ class Server:
             raise Refused(Refusal.DISAGREES, f"agreement {agreement!r:.40} there, {self.agreement} here")
 
     async def _refuse(self, refused: Refused, context: Any) -> None:
-        self.tally.note(context.peer() if not self.secure else _caller(context), refused)
+        self.tally.note(_caller(context) if self.secure else _address(context), refused)
         # The reason, not the text: a stranger need not learn what stands in our federation file.
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, refused.reason.value)
 
@@ -230,7 +260,12 @@ async def _read(words: Any, context: Any) -> bytes:
 
 def _caller(context: Any) -> str:
     names = context.auth_context().get("x509_subject_alternative_name", ())
-    return b",".join(names).decode(errors="replace")[:80] or context.peer()
+    return b",".join(names).decode(errors="replace")[:80] or _address(context)
+
+
+def _address(context: Any) -> str:
+    """Without the port, which is another one with each connection, and would be a new name in the log."""
+    return str(context.peer()).rpartition(":")[0]
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:

@@ -1,7 +1,9 @@
 """Everything that left this machine, line by line in audit.jsonl, written before the first byte goes.
 
-Each line carries the hash of the line before it, so that one taken out or changed later shows. `semidfl audit DIR`
-checks the chain and sums up. Questions and other short words, which carry no tensors, are summed a round.
+Each line carries the hash of the line before it, so that one taken out or changed later shows. At the end it does not:
+that takes the last line's hash, noted elsewhere. `semidfl audit DIR` checks the chain, sums up and gives that hash.
+Questions and other short words, which carry no tensors, are summed a round; so is what a peer asks for again and again,
+lest it fill the disk.
 """
 
 import datetime as dt
@@ -23,6 +25,8 @@ __all__ = ["Audit", "Summary", "sum_up"]
 
 FILE = "audit.jsonl"
 _START = "0" * 64
+_EACH = 4
+"""times in a round that the same tensors get a line of their own"""
 
 
 class Audit:
@@ -32,6 +36,7 @@ class Audit:
         self.path = folder / FILE
         self._lock = threading.Lock()
         self._control: Counter[str] = Counter()
+        self._sent: Counter[tuple[str, str, int, tuple[str, ...], int, str]] = Counter()
         try:
             last = _last_line(self.path)
             self._handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -44,8 +49,12 @@ class Audit:
 
     def sends(self, peer: str, topic: str, round: int, names: Collection[str], size: int, digest: bytes) -> None:
         """Tensors are about to go to a peer."""
-        what = {"peer": peer, "topic": topic, "round": round, "tensors": list(names)}
-        self._write({**what, "bytes": size, "sha256": digest.hex()})
+        what = peer, topic, round, tuple(names), size, digest.hex()
+        with self._lock:
+            self._sent[what] += 1
+            times = self._sent[what]
+        if times <= _EACH:
+            self._write(_line(*what))
 
     def control(self, peer: str, size: int) -> None:
         """A short word went to a peer."""
@@ -53,9 +62,14 @@ class Audit:
             self._control[peer] += size
 
     def flush(self, round: int) -> None:
-        """Writes down the short words since the last time and forces all to the disk."""
+        """Writes down the short words and what was asked for often since the last time; forces all to the disk."""
         with self._lock:
             sizes, self._control = self._control, Counter()
+            sent, self._sent = self._sent, Counter()
+        for what, times in sent.items():
+            if (more := times - _EACH) > 0:
+                entry = _line(*what)
+                self._write({**entry, "bytes": more * entry["bytes"], "times": more})
         for peer, size in sorted(sizes.items()):
             self._write({"peer": peer, "topic": "control", "round": round, "tensors": [], "bytes": size})
         os.fsync(self._handle)
@@ -77,6 +91,11 @@ class Audit:
             self._previous = hashlib.sha256(line).hexdigest()
 
 
+def _line(peer: str, topic: str, round: int, names: Collection[str], size: int, digest: str) -> dict[str, Any]:
+    what = {"peer": peer, "topic": topic, "round": round, "tensors": list(names)}
+    return {**what, "bytes": size, "sha256": digest}
+
+
 @dataclass
 class Summary:
     """What `semidfl audit` says."""
@@ -86,6 +105,8 @@ class Summary:
     """numbers of the lines that do not follow from the one before"""
     first: str = ""
     last: str = ""
+    end: str = _START
+    """hash of the last line"""
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)
     """by peer and topic"""
     sizes: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -108,12 +129,12 @@ def sum_up(folder: Path) -> Summary:
             if entry["previous"] != previous:
                 found.broken.append(number)
             found.first, found.last = found.first or entry["time"], entry["time"]
-            found.messages[key] += 1
+            found.messages[key] += entry.get("times", 1)
             found.sizes[key] += entry["bytes"]
             found.tensors.setdefault(entry["topic"], set()).update(entry["tensors"])
         except (ValueError, KeyError, TypeError):
             found.broken.append(number)
-        previous = hashlib.sha256(line).hexdigest()
+        previous = found.end = hashlib.sha256(line).hexdigest()
     return found
 
 

@@ -161,9 +161,11 @@ def node(words: list[str]) -> int:
             raise ConfigError(f"--{needed} is missing; `semidfl node --help` says what a peer needs")
     from semidfl.exchange.refuse import Refusal, Refused, Tally
     from semidfl.node.federation import read
+    from semidfl.node.files import allow_many_files
     from semidfl.node.log import Tap, make_log
     from semidfl.node.peer import Place, run_peer
 
+    allow_many_files()
     path, name, insecure = Path(options.pop("federation")), options.pop("name"), "insecure" in options
     options.pop("insecure", None)
     made = read(path)
@@ -247,7 +249,7 @@ def audit(words: list[str]) -> int:
             | {"tensors": sorted(found.tensors.get(topic, ()))}
             for (peer, topic), count in sorted(found.messages.items())
         ]
-        span = {"lines": found.lines, "first": found.first, "last": found.last}
+        span = {"lines": found.lines, "first": found.first, "last": found.last, "end": found.end}
         print(as_json(span | {"sent": rows, "broken": found.broken}))
         return int(bool(found.broken))
     print(f"{found.lines} lines from {found.first} to {found.last}")
@@ -259,7 +261,8 @@ def audit(words: list[str]) -> int:
         some = ", ".join(map(str, found.broken[:10]))
         print(f"  CHANGED OR DAMAGED: lines {some} do not follow from the ones before", file=sys.stderr)
         return 1
-    print("  every line follows from the one before: nothing was taken out or changed")
+    print("  every line follows from the one before: nothing before the last was taken out or changed")
+    print(f"  whether the last was changed, or more followed, its hash shows to who has noted it: {found.end}")
     return 0
 
 

@@ -20,7 +20,8 @@ class DenyList:
     def __init__(self, path: Path, log: logging.Logger) -> None:
         self.path, self.log = path, log
         self._entries: frozenset[str] = frozenset()
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, ...] | None = None  # of the file whose content is in force
+        self._unread: tuple[int, ...] | None = None  # of one that could not be read, which is told once
         self._looked = -_PAUSE
         if path.exists():
             try:
@@ -37,13 +38,15 @@ class DenyList:
         if now - self._looked < _PAUSE:
             return
         self._looked = now
+        stamp: tuple[int, ...] = ()
         try:
             stat = self.path.stat()
-            stamp = (stat.st_mtime_ns, stat.st_size)
+            # st_ctime changes also where only rights do.
+            stamp = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)
             if stamp == self._stamp:
                 return
-            self._stamp = stamp  # what cannot be read is told once
-            lines = self.path.read_text(encoding="utf-8").splitlines()
+            # Some editors begin a file with a mark that would become part of its first name.
+            lines = self.path.read_text(encoding="utf-8").removeprefix("\ufeff").splitlines()
         except FileNotFoundError:
             # A list that vanishes while it is in force stays in force: nobody is let in by a lost file.
             if self._stamp is not None:
@@ -51,8 +54,12 @@ class DenyList:
                 self._stamp = None
             return
         except (OSError, UnicodeDecodeError) as error:
-            self.log.warning("the deny list %s cannot be read (%s): its last content stays in force", self.path, error)
+            if stamp != self._unread:
+                text = "the deny list %s cannot be read (%s): its last content stays in force"
+                self.log.warning(text, self.path, error)
+                self._unread = stamp
             return
+        self._stamp = stamp
         words = (line.partition("#")[0].strip().lower().replace(":", "") for line in lines)
         entries = frozenset(word for word in words if word)
         if entries != self._entries:

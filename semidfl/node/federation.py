@@ -202,6 +202,8 @@ def _federation(table: dict[str, Any]) -> Federation:
 def _peers(tables: Any) -> tuple[Member, ...]:
     if not isinstance(tables, list) or not tables:
         raise FederationError("there are no [[peers]]")
+    if len(tables) == 1:
+        raise FederationError("there is only one of [[peers]]: a federation needs two; `semidfl run` trains alone")
     peers = tuple(_section(Member, table, "peers") for table in tables)
     for peer in peers:
         legal_name(peer.name)

@@ -29,6 +29,8 @@ __all__ = [
     "is_elliptic",
     "issue",
     "legal_name",
+    "parsed",
+    "readable_by_others",
     "request",
 ]
 
@@ -75,6 +77,11 @@ class Certificate:
         except x509.ExtensionNotFound:
             name = ""
         return cls(name or AUTHORITY, _hex(cert), cert.not_valid_before_utc, cert.not_valid_after_utc, not name)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether today lies within its dates."""
+        return self.starts <= dt.datetime.now(dt.UTC) <= self.ends
 
     @property
     def days_left(self) -> float:
@@ -129,9 +136,18 @@ class Identity:
 
 
 @lru_cache(256)
+def parsed(pem: bytes) -> Certificate:
+    return Certificate.of(need("cryptography.x509").load_pem_x509_certificate(pem))
+
+
 def fingerprint(pem: bytes) -> str:
     """SHA-256 of a certificate."""
-    return _hex(need("cryptography.x509").load_pem_x509_certificate(pem))
+    return parsed(pem).fingerprint
+
+
+def readable_by_others(folder: Path, name: str) -> bool:
+    """Whether other accounts of this machine could take the key of `name`."""
+    return os.name == "posix" and (folder / f"{name}.key").stat().st_mode & 0o044 != 0
 
 
 def init(folder: Path, days: int = 3650) -> Certificate:

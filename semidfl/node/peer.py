@@ -17,27 +17,27 @@ import torch
 from torch import Tensor
 
 from semidfl.cohort import Cohort, Learner
-from semidfl.config import Config, config_hash, override, to_toml
+from semidfl.config import Config, config_hash, override
 from semidfl.data.sources import load
-from semidfl.errors import CheckpointError, ConfigError, FederationError, Stopped
+from semidfl.errors import ConfigError, FederationError, Stopped
 from semidfl.exchange.base import Neighbourhood
 from semidfl.exchange.grpc import GrpcExchange
 from semidfl.exchange.plan import Meeting
 from semidfl.exchange.refuse import Tally
+from semidfl.exchange.spare import Spared
 from semidfl.experiment import Rounds, gather, keep, prepare, save_checkpoint, save_models, test, train
 from semidfl.learn.aggregate import equal_weights
 from semidfl.learn.robust import combiner
 from semidfl.methods import Method, find_method
-from semidfl.node.audit import Audit, sum_up
+from semidfl.node.audit import Audit
 from semidfl.node.deny import DenyList
 from semidfl.node.federation import Federation
-from semidfl.node.identity import DENIED, Identity
+from semidfl.node.identity import DENIED, Identity, readable_by_others
+from semidfl.node.restart import SENT_BEFORE, open_folder, sent, take_up
 from semidfl.node.site import load_site
-from semidfl.record import checkpoint
 from semidfl.record.card import model_card
 from semidfl.record.clients import write_clients, write_confusion
 from semidfl.record.folder import RunFolder
-from semidfl.record.version import refuse_other_version
 from semidfl.report.html import at_the_end
 from semidfl.setup import Setup
 from semidfl.stop import Stop
@@ -70,9 +70,12 @@ def run_peer(
     """Takes part in a federation from start or checkpoint to the end; returns the summary."""
     federation.member(name)
     identity = None if place.identity is None else Identity.load(place.identity, name)
+    if place.identity is not None and readable_by_others(place.identity, name):
+        log.warning("others on this machine can read %s: chmod 600 it", place.identity / f"{name}.key")
     method, cohort = _prepare(federation, name, place)
-    with _folder(federation, name, place) as kept:
-        done = _resume(kept, cohort, config_hash(method.setup.config))
+    config = override(method.setup.config, {"name": name})
+    with open_folder(place.folder, config, place.overwrite) as kept:
+        done, marks = take_up(kept, config, federation, cohort)
         write_clients(kept, federation.images.classes, method.setup, cohort)
         audit = Audit(kept.path)
         denied = DenyList((place.identity or place.folder) / DENIED, log)
@@ -80,7 +83,7 @@ def run_peer(
             with GrpcExchange(federation.plan(name), identity, audit, log, denied.holds) as exchange:
                 on_tally(exchange.tally)
                 log.info("round %d of %d, listening on port %d", done + 1, federation.config.rounds, exchange.port)
-                summary = Peer(federation, name, method, cohort, exchange, kept, audit, log).live(done)
+                summary = Peer(federation, name, method, cohort, exchange, kept, marks, audit, log).live(done)
         finally:
             audit.flush(federation.config.rounds)
             audit.close()
@@ -98,12 +101,14 @@ class Peer:
         cohort: Cohort,
         exchange: GrpcExchange,
         kept: RunFolder,
+        marks: Mapping[str, str],
         audit: Audit,
         log: logging.Logger,
     ) -> None:
         self.federation, self.name, self.method, self.cohort = federation, name, method, cohort
-        self.exchange, self.kept, self.audit, self.log = exchange, kept, audit, log
+        self.exchange, self.kept, self.marks, self.audit, self.log = exchange, kept, marks, audit, log
         self.config = method.setup.config
+        self._doubted = Spared(most=self.config.rounds)  # those far ahead who had no models to show for it
         self._lonely = 0.0  # since when there are fewer neighbours than the quorum; 0: there are enough
 
     def live(self, done: int) -> dict[str, Any]:
@@ -162,7 +167,7 @@ class Peer:
         self._lonely = self._lonely_since(meeting)
         self._offer(done)
         keep(self.method, self.kept, record, lambda: self.cohort)
-        save_checkpoint(self.config, self.kept, done, self.cohort)
+        save_checkpoint(self.config, self.kept, done, self.cohort, self.marks)
         self.audit.flush(done)
         self.log.info("%s", _round_text(record, self.config.rounds))
 
@@ -185,18 +190,26 @@ class Peer:
         """Where neighbours are far ahead: take their models and their round, and go on from there.
 
         A peer that was away takes the mean of its neighbours' models; one that trained on, as half of a network that
-        was cut, puts its own among them.
+        was cut, puts its own among them. Who is far ahead by its own word, but has no models to show for it, is not
+        believed for a while: each time would cost all others a wait.
         """
         faults, robust = self.federation.faults, self.config.aggregation.robust != "none"
         # Where liars are reckoned with, the word of one neighbour is not enough.
         needed = min(max(faults.witnesses, 2 * robust), len(self.exchange.plan.neighbours))
-        seen = sorted(self.exchange.at.values(), reverse=True)
+        seen = {name: at for name, at in self.exchange.at.items() if rounds.t >= self._doubted.until(name)}
         if len(seen) < needed:
             return
-        target = min(seen[needed - 1], self.config.rounds)
+        target = min(sorted(seen.values(), reverse=True)[needed - 1], self.config.rounds)
         if target <= rounds.t + faults.staleness:
             return
-        answers = self.exchange.collect("state", _state(self.cohort), target - faults.staleness - 1)
+        oldest = target - faults.staleness - 1
+        asked = [name for name, at in seen.items() if at > oldest]
+        answers = self.exchange.collect("state", _state(self.cohort), oldest, asked)
+        for name in asked:
+            if name in answers:
+                self._doubted.answers(name)
+            else:
+                self._doubted.fails(name, rounds.t)
         found = [answer.tensors for answer in answers.values() if answer.tensors is not None]
         if len(found) < needed:
             self.log.warning("is %d rounds behind, but too few neighbours give their models", target - rounds.t)
@@ -222,7 +235,7 @@ class Peer:
             "generated_accuracy": judged[-1] if judged else None,
             "rounds": len(records),
             "seconds": sum(r["seconds"]["round"] for r in records),
-            "bytes_sent": sum(sum_up(self.kept.path).sizes.values()),
+            "bytes_sent": sent(self.kept.path) - int(self.marks[SENT_BEFORE]),
             "bytes_received": sum(r["bytes_received"] for r in records),
             "rounds_with_missing": sum(bool(r["missing"]) for r in records),
             "refused": self.exchange.tally.snapshot(),
@@ -253,27 +266,6 @@ def _prepare(federation: Federation, name: str, place: Place) -> tuple[Method, C
     site = load_site(place.data, space, role, federation.images.classes, config.data.test, config.seed)
     method = kind(Setup.build(config, federation.graph, space, site.test_images, site.test_labels))
     return method, gather(method, ids, site.shards(method.setup.device))
-
-
-def _folder(federation: Federation, name: str, place: Place) -> RunFolder:
-    """The run folder, new or as it was left."""
-    if not place.overwrite and (place.folder / "config.toml").is_file():
-        return RunFolder.open(place.folder)
-    config = override(federation.config, {**place.compute, "name": name})
-    return RunFolder.create(place.folder, to_toml(config), place.overwrite)
-
-
-def _resume(kept: RunFolder, cohort: Cohort, config: str) -> int:
-    """Takes up the last checkpoint; how many rounds it has done."""
-    done = 0
-    if any(kept.checkpoints.glob("*.safetensors")):
-        done, tensors, meta = checkpoint.load_latest(kept.checkpoints)
-        refuse_other_version(kept.checkpoints, meta, "go on with that version, or pass --overwrite to start anew")
-        if meta.get("config") != config:
-            raise CheckpointError(f"{kept.checkpoints} is of another config: pass --overwrite to start anew")
-        cohort.restore(tensors)
-    kept.truncate(done)
-    return done
 
 
 # --- models of the neighbours -----------------------------------------------------------------------------------------

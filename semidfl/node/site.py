@@ -18,6 +18,7 @@ import torch
 
 from semidfl.data import own
 from semidfl.data.dataset import _UNREADABLE, Images, Labels, _images
+from semidfl.data.fingerprint import client_prints, image_prints, sample_print
 from semidfl.data.shards import Index, Shards, Space
 from semidfl.data.sources import cache_folder
 from semidfl.errors import DataError
@@ -35,10 +36,11 @@ class Site:
     test_labels: Labels  # (m,)
 
     def shards(self, device: torch.device) -> Shards:
-        known = self.labels >= 0
-        labelled, unlabelled = (Index.of([np.flatnonzero(mask)], device) for mask in (known, ~known))
-        images, labels = torch.from_numpy(self.images), torch.from_numpy(self.labels)
-        return Shards(images.to(device), labels.to(device), labelled, unlabelled)
+        labelled, unlabelled = ([np.flatnonzero(mask)] for mask in (self.labels >= 0, self.labels < 0))
+        images, labels = torch.from_numpy(self.images).to(device), torch.from_numpy(self.labels).to(device)
+        tested = sample_print(image_prints(self.test_images), self.test_labels)
+        prints = client_prints(image_prints(self.images), self.labels, labelled, unlabelled, tested)
+        return Shards(images, labels, Index.of(labelled, device), Index.of(unlabelled, device), prints)
 
 
 def load_site(

@@ -8,9 +8,10 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
-__all__ = ["explain", "replacing", "sync"]
+__all__ = ["explain", "make_folder", "replacing", "sync"]
 
 _WORDS = {
     errno.ENOSPC: "the disk is full: free some space",
@@ -38,6 +39,14 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         temp.unlink(missing_ok=True)
         raise
+
+
+def make_folder(path: Path) -> None:
+    """With its parents, and all their names on the disk: a file in it could else be lost with the folder."""
+    new = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        sync(folder.parent)
 
 
 def sync(path: Path) -> None:

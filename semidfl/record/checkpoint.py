@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from semidfl.errors import CheckpointError
-from semidfl.record.atomic import explain, replacing
+from semidfl.record.atomic import explain, make_folder, replacing
 
-__all__ = ["files", "load_latest", "load_model", "save", "save_model"]
+__all__ = ["files", "load_latest", "load_model", "on_cpu", "save", "save_model"]
 
 _KEPT = 2
 _CHECKSUM = "crc32"
@@ -45,10 +45,10 @@ def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, str]]:
 
 def save_model(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> None:
     """Write tensors and text to one file, whole or not at all."""
-    ready = _on_cpu(tensors)
+    ready = on_cpu(tensors)
     text = {**meta, _CHECKSUM: _checksum(ready, meta)}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with replacing(path) as temp:
             save_file(ready, temp, text)
     except (OSError, SafetensorError) as error:
@@ -75,7 +75,7 @@ def load_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, meta
 
 
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Plain copies where needed: safetensors takes neither other devices nor views of one storage."""
     ready: dict[str, Tensor] = {}
     seen: set[int] = set()

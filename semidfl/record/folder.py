@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from semidfl.errors import InUseError, RunFolderError
-from semidfl.record.atomic import explain, replacing, sync
+from semidfl.record.atomic import explain, make_folder, replacing, sync
 
 __all__ = ["RunFolder", "clean", "read_records", "write_whole"]
 
@@ -59,7 +59,7 @@ class RunFolder:
         """A new run. A folder that already holds one is refused, or emptied of it with `overwrite`."""
         path = Path(path)
         with _plain_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             folder = cls(path, _lock(path))
             try:
                 folder._begin(config_toml, overwrite)
@@ -143,6 +143,7 @@ class RunFolder:
         if self._metrics >= 0:
             with _plain_errors(self.path / "metrics.jsonl"):
                 os.fsync(self._metrics)
+                sync(self.path)  # its name, too, which a new file could else lose
 
     def records(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl so far; a half-written last one is left out."""
@@ -151,15 +152,31 @@ class RunFolder:
     def truncate(self, last_round: int) -> None:
         """Forget the rounds after `last_round`, the one of the checkpoint, and a half-written last line."""
         path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         kept = _lines_until(lines, last_round)
         if any(_round(line) <= last_round for line in lines[kept:]):
             raise RunFolderError(f"line {kept + 1} of {path} is damaged: remove it to go on")
+        self._refuse_lost(_round(lines[kept - 1]) if kept else 0, last_round)
         with _plain_errors(path):
-            os.truncate(path, sum(map(len, lines[:kept])))
-            sync(path)
+            self._forget_states(last_round)
+            if path.exists():
+                os.truncate(path, sum(map(len, lines[:kept])))
+                sync(path)
+
+    def _refuse_lost(self, there: float, last_round: int) -> None:
+        """The result is a mean over rounds: one that is lost would change it, and nothing would show."""
+        if there < last_round:
+            lost = f"round {last_round}" if there == last_round - 1 else f"rounds {there + 1:g} to {last_round}"
+            raise RunFolderError(
+                f"{self.path / 'metrics.jsonl'} has lost {lost}, which the checkpoint has done: put the file back, "
+                f"remove the checkpoints after round {there:g} to do these rounds again, or start anew (--overwrite)"
+            )
+
+    def _forget_states(self, last_round: int) -> None:
+        """A part of one that was given up must not be taken for a part of the one that will be written in its place."""
+        for file in self.checkpoints.rglob("round-*.safetensors"):
+            if int(file.stem.removeprefix("round-")) > last_round:
+                file.unlink(missing_ok=True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json, whole or not at all."""

@@ -248,10 +248,15 @@ def _config(folder: Path) -> Config:
 
 
 def _from_config(config: Config) -> dict[str, Any]:
-    """Of a folder without clients.json: what the config says of the graph, if it can be built here."""
+    """Of a folder without clients.json: what the config says of the graph, if that has a name of the package.
+
+    A stranger's folder could name any code, or file: who only looks runs none and opens none.
+    """
+    if config.graph.topology not in topology.TOPOLOGIES:
+        return {}
     try:
         graph = topology.build(config.graph, config.seed)
-    except Exception:  # a plug-in's own code may be missing, or raise anything
+    except SemiDFLError:
         return {}
     return {"roles": graph.roles, "edges": graph.edges()}
 

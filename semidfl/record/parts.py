@@ -20,7 +20,7 @@ from semidfl.errors import CheckpointError
 from semidfl.record import checkpoint
 from semidfl.record.version import refuse_other_version, stamp
 
-__all__ = ["damaged", "forget_others", "load", "load_latest", "rounds", "save"]
+__all__ = ["begun", "damaged", "forget_others", "load", "load_latest", "rounds", "save"]
 
 
 def save(
@@ -34,6 +34,11 @@ def save(
 def rounds(folder: Path) -> list[int]:
     """The rounds that are there whole or in all parts, the newest first."""
     return sorted({round for round, _ in _complete(folder)}, reverse=True)
+
+
+def begun(folder: Path) -> bool:
+    """Whether a state was ever whole here: who is killed in the first leaves only some parts of that one."""
+    return bool(rounds(folder)) or any(len(checkpoint.files(path)) > 1 for *_, path in _partial(folder))
 
 
 def load(folder: Path, round: int, ids: Sequence[int], config: str) -> dict[str, Tensor]:

@@ -44,9 +44,10 @@ def save_images(trained: Trained, classes: Sequence[int], images: Images, folder
     """Each image as CLASS/NNNN.png, which is again a folder that a run can train on, and all on one sheet."""
     from PIL import Image
 
+    names = folder_names(trained.space.names or [str(k) for k in range(trained.space.classes)])
     try:
         for k, some in zip(classes, images, strict=True):
-            name = re.sub(r"[^\w.-]+", "_", trained.space.names[k] if trained.space.names else str(k))
+            name = names[k]
             (folder / name).mkdir(parents=True, exist_ok=True)
             for number, image in enumerate(some):
                 pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
@@ -56,6 +57,13 @@ def save_images(trained: Trained, classes: Sequence[int], images: Images, folder
     sheet = folder / "sheet.png"
     save_png(sheet, _rows(images), scale=max(1, 64 // images.shape[-1]))
     return sheet
+
+
+def folder_names(classes: Sequence[str]) -> list[str]:
+    """A folder for each class, within the one above and not hidden; numbered where names would fall together."""
+    plain = [re.sub(r"^\.|[^\w.-]+", "_", name) or "_" for name in classes]
+    alike = len({name.casefold() for name in plain}) < len(plain)  # some file systems take no notice of case
+    return [f"{k}-{name}" for k, name in enumerate(plain)] if alike else plain
 
 
 def _rows(images: Images) -> Images:

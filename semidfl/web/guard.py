@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 __all__ = ["Guard", "is_loopback"]
 
@@ -54,7 +54,7 @@ class Guard:
 
     def _refusal(self, headers: dict[str, str], query: dict[str, str]) -> str | None:
         host = headers.get("host", "")
-        if "origin" in headers and urlsplit(headers["origin"]).netloc != host:
+        if _of_another_site(headers, host):
             return "this page answers no other site's requests"
         if not self.token:
             return None if is_loopback(_name(host)) else f"open it as http://127.0.0.1 or localhost, not as {host!r}"
@@ -64,9 +64,25 @@ class Guard:
         return "open the address that `semidfl watch` printed, with its token"
 
 
+def _of_another_site(headers: dict[str, str], host: str) -> bool:
+    """Sent by a page of somebody else's. A link there that a person follows in a tab is none of these requests."""
+    if "origin" in headers and _split(headers["origin"]).netloc != host:
+        return True
+    followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return headers.get("sec-fetch-site") in ("cross-site", "same-site") and not followed  # pictures bring no origin
+
+
 def _name(host: str) -> str:
     """Without the port, and without the brackets of IPv6."""
-    return urlsplit(f"//{host}").hostname or ""
+    return _split(f"//{host}").hostname or ""
+
+
+def _split(address: str) -> SplitResult:
+    """Its parts; none where it is no address."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return SplitResult("", "", "", "", "")
 
 
 def _cookie(header: str) -> str:
