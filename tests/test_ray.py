@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -152,6 +153,14 @@ def test_a_run_goes_on_with_other_actors_and_without_any(ray: Any, alone: Path, 
     with pytest.raises(ConfigError, match=r"only compute\.\* can change"):
         resume(tmp_path / "run", silent(), {"rounds": 9})
     assert_same(resume(tmp_path / "run", silent(), {"engine": "ray", "actors": 3}).folder, alone)
+
+
+def test_a_run_that_has_lost_a_part_of_its_checkpoint_is_not_begun_anew(ray: Any, tmp_path: Path) -> None:
+    with pytest.raises(Stopped, match="after round 3"):
+        run(spread(2), tmp_path / "run", progress=Interrupting(2))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "2-of-2")
+    with pytest.raises(CheckpointError, match=r"^no checkpoint can be read .* has to start anew"):
+        resume(tmp_path / "run", silent())
 
 
 class Interrupting(Progress):

@@ -213,7 +213,7 @@ class _Drive:
                     raise
                 self.shown.note(f"{error}; trying the checkpoint before it")
         else:
-            self._from_the_start(bool(there))
+            self._from_the_start(parts.begun(self.kept.checkpoints))
             done = 0
         self.kept.truncate(done)
         self.done = done
@@ -222,9 +222,10 @@ class _Drive:
         """A new run begins here. One that has lost an actor may, if no more is lost than a checkpoint would save."""
         every = self.config.compute.checkpoint_every
         if unreadable or self.done > every:
+            lost = f"an actor is lost after round {self.done} and " if self.done else ""
             what = "no checkpoint can be read" if unreadable else "there is no checkpoint"
             raise CheckpointError(
-                f"an actor is lost after round {self.done} and {what} in {self.kept.checkpoints}: the run has to start "
-                f"anew (--overwrite; compute.checkpoint_every = {every})"
+                f"{lost}{what} in {self.kept.checkpoints}: the run has to start anew (--overwrite; "
+                f"compute.checkpoint_every = {every})"
             )
         self.fleet.settle(0)

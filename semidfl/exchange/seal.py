@@ -6,7 +6,6 @@ who calls, even if a thief of its key answers at the right address. What is seal
 seal is worth nothing.
 """
 
-import datetime as dt
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Any
@@ -67,7 +66,7 @@ class Seal:
         if known is None or known.name != name:
             found = known.name if known else "nobody of this federation"
             raise Refused(Refusal.CERTIFICATE, f"sealed by {found}, not by {name}")
-        if not known.starts <= dt.datetime.now(dt.UTC) <= known.ends:
+        if not known.is_valid:
             raise Refused(Refusal.CERTIFICATE, f"sealed with a certificate that is valid until {known.ends:%Y-%m-%d}")
         if self.denied(name, fingerprint(sealed.certificate)):
             raise Refused(Refusal.DENIED, f"the certificate of {name} is on the deny list")
