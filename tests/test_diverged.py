@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from small import tiny
 
 from semidfl import experiment
 from semidfl.config import override
 from semidfl.data.sources import load
+from semidfl.errors import RunFolderError
 from semidfl.record.history import History
+from semidfl.use.model import load_classifier
 from semidfl.web.words import accuracy_words
 
 
@@ -28,3 +31,5 @@ def test_a_run_that_diverges_ends_and_says_so(tmp_path: Path) -> None:
     history.refresh()
     assert accuracy_words(history) == "No model gives a right answer after round 5: training may have diverged."
     assert "0.00 %" in (tmp_path / "run/model_card.md").read_text()
+    with pytest.raises(RunFolderError, match="came apart in training: not all of its numbers are finite"):
+        load_classifier(tmp_path / "run")  # for answers and exports, which would be made up

@@ -155,7 +155,7 @@ def test_7b_a_run_that_has_not_ended(finished: Path, capsys: pytest.CaptureFixtu
     shutil.copytree(finished, "half")
     shutil.rmtree("half/models")
     line = one_line(["predict", "half", "--input", "x.png"], capsys)
-    assert "half has no trained models yet: end the run first (`semidfl resume half`)" in line
+    assert "half has no trained models yet: end the run first (`semidfl resume half`; a peer" in line
     assert "has no generator" in one_line(["generate", str(finished)], capsys)  # labels only
 
 

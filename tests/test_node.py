@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import json
 import logging
 import os
@@ -55,6 +56,24 @@ def test_a_key_is_its_owner_s_alone_and_is_never_replaced(keys: Path) -> None:
         identity.init(keys)
     with pytest.raises(IdentityError, match="already holds a key of one"):
         identity.issue(keys, "one")
+
+
+def test_a_key_that_finds_no_room_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "full")
+
+    def opened(handle: int, mode: str) -> Full:
+        os.close(handle)
+        return Full()
+
+    with monkeypatch.context() as now:
+        now.setattr("semidfl.node.identity.os.fdopen", opened)
+        with pytest.raises(IdentityError, match="disk is full"):
+            identity.request(tmp_path, "zed")
+    assert not (tmp_path / "zed.key").exists()
+    identity.request(tmp_path, "zed")
+    assert (tmp_path / "zed.key").stat().st_size
 
 
 def test_a_request_signed_elsewhere(keys: Path, tmp_path: Path) -> None:
@@ -221,7 +240,7 @@ def test_a_federation_file(tmp_path: Path) -> None:
     config = made.config
     assert (config.rounds, config.seed, config.classifier.lr, config.generator.kind) == (7, 3, 0.2, "none")
     assert config.graph.roles == "LMU"
-    assert made.images.space == Space(3, 16, 12, 2, (0.4, 0.5, 0.6), (0.2, 0.2, 0.3))
+    assert made.images.space == Space(3, 16, 12, 2, (0.4, 0.5, 0.6), (0.2, 0.2, 0.3), ("ill", "healthy"))
     assert made.graph.neighbours == ((1,), (0, 2), (1,))
     assert [peer.name for peer in made.neighbours_of("south")] == ["north", "west"]
     plan = made.plan("south")

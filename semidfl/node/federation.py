@@ -65,8 +65,8 @@ class Images:
 
     @property
     def space(self) -> Space:
-        half = (0.5,) * self.channels
-        return Space(self.channels, self.height, self.width, len(self.classes), self.mean or half, self.std or half)
+        shape, half = (self.channels, self.height, self.width), (0.5,) * self.channels
+        return Space(*shape, len(self.classes), self.mean or half, self.std or half, self.classes)
 
 
 @dataclass(frozen=True)

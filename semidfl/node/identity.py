@@ -17,7 +17,7 @@ from typing import Any
 
 from semidfl.errors import IdentityError
 from semidfl.node.extras import need
-from semidfl.record.atomic import replacing
+from semidfl.record.atomic import explain, replacing
 
 __all__ = [
     "AUTHORITY",
@@ -287,5 +287,9 @@ def _write_key(path: Path, key: Any) -> None:
     pem = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
     # Made with its mode, not given it later: there is no moment at which others could read it.
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(pem)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(pem)
+    except OSError as error:  # half a key would stand in the way of the next
+        path.unlink(missing_ok=True)
+        raise IdentityError(explain(path, error)) from error

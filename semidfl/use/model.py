@@ -83,6 +83,8 @@ def _load(run: Path, part: str, client: int | None, device: torch.device) -> Tra
     total = torch.zeros(network.size, dtype=torch.float64)
     for one in chosen:
         total += network.row(_tensors(files[one], expected)).double()
+    if not total.isfinite().all():
+        raise RunFolderError(f"the {part} of {run} came apart in training: not all of its numbers are finite")
     return Trained(run, config, space, (total / len(chosen)).float()[None].to(device), tuple(chosen))
 
 
@@ -105,7 +107,8 @@ def _files(run: Path, part: str) -> dict[int, Path]:
         return found
     if part == "generator" and any((run / "models").glob("classifier-*.safetensors")):
         raise RunFolderError(f"{run} has no generator: its method or generator.kind = 'none' trains none")
-    raise RunFolderError(f"{run} has no trained models yet: end the run first (`semidfl resume {run}`)")
+    how = f"`semidfl resume {run}`; a peer: its `semidfl node …` again"
+    raise RunFolderError(f"{run} has no trained models yet: end the run first ({how})")
 
 
 def _space(path: Path) -> Space:
