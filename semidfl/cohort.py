@@ -178,7 +178,12 @@ def _side_by_side(calls: Sequence[Callable[[], T]], clients: int) -> list[T]:
     if threads == 1 or clients == 1 or torch.cuda.is_initialized():
         return [call() for call in calls]
     with ThreadPoolExecutor(min(threads, len(calls)), initializer=torch.set_num_threads, initargs=(1,)) as crew:
-        return [done.result() for done in [crew.submit(call) for call in calls]]
+        running = [crew.submit(call) for call in calls]
+        try:
+            return [done.result() for done in running]
+        except BaseException:  # Ctrl-C, say: what has not begun need not
+            crew.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -2,9 +2,13 @@
 
 import os
 import signal
+import threading
+import time
 
 import pytest
+import torch
 
+from semidfl.cohort import each
 from semidfl.stop import Stop
 
 
@@ -36,3 +40,19 @@ def test_handlers_come_back() -> None:
         assert signal.getsignal(signal.SIGTERM) != before[1]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert not stop.requested
+
+
+def test_clients_whose_work_has_not_begun_are_left_out_after_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    begun: list[int] = []
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        begun.append(int(x))
+        if len(begun) == 2:  # both threads are at it
+            threading.Timer(0.2, press).start()
+        time.sleep(1)
+        return x
+
+    with pytest.raises(KeyboardInterrupt):
+        each(work, 1, torch.arange(20))
+    assert len(begun) <= 4  # and not all 20, which a pool does by itself before it ends
