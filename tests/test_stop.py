@@ -53,6 +53,8 @@ def test_clients_whose_work_has_not_begun_are_left_out_after_a_break(monkeypatch
         time.sleep(1)
         return x
 
-    with pytest.raises(KeyboardInterrupt):
-        each(work, 1, torch.arange(20))
+    with Stop():
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            each(work, 1, torch.arange(20))
     assert len(begun) <= 4  # and not all 20, which a pool does by itself before it ends
