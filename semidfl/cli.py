@@ -78,8 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except KeyboardInterrupt:
-        print("semidfl: stopped at once; the last checkpoint stands", file=sys.stderr)
+        print("semidfl: stopped at once; what a run had kept in a checkpoint stands", file=sys.stderr)
         return 130
+    except OSError as error:  # a full disk, a folder that may not be written: no fault of the program
+        if error.strerror is None:
+            raise
+        place = "" if error.filename is None else f": {error.filename}"
+        print(f"semidfl: {error.strerror}{place}", file=sys.stderr)
+        return 2
     finally:
         warnings.formatwarning = before
 

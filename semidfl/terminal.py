@@ -119,7 +119,9 @@ class _Lines:
     def start(self) -> None:
         roles = self._progress.roles
         counts = ", ".join(f"{roles.count(letter)} {word}" for letter, word in _ROLES.items() if letter in roles)
-        self.note(f"{len(roles)} clients ({counts}), rounds {self._progress.first} to {self._progress.rounds}")
+        first, rounds = self._progress.first, self._progress.rounds
+        left = f"rounds {first} to {rounds}" if first <= rounds else f"all {rounds} rounds are done"
+        self.note(f"{len(roles)} clients ({counts}), {left}")
 
     def update(self, tested: bool) -> None:
         if tested or self._progress.done == self._progress.rounds:

@@ -23,7 +23,7 @@ from semidfl.exchange.memory import MemoryExchange
 from semidfl.exchange.ray import CalledOff, Key, Mailbox, Parcel, RayExchange
 from semidfl.experiment import prepare, train
 from semidfl.record import checkpoint, parts
-from semidfl.sweep import plan, rungs
+from semidfl.sweep import Trial, _write, plan, rungs
 from semidfl.topology import Topology
 from tests.folders import save
 from tests.helpers import Scene, scenes
@@ -295,6 +295,17 @@ def test_random_trials_stay_in_their_ranges_and_are_the_same_again() -> None:
 def test_a_sweep_that_cannot_be_is_refused(flags: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
         plan(make, flags)
+
+
+def test_a_sweep_that_ends_before_anything_is_generated_says_so(tmp_path: Path) -> None:
+    trials = [Trial({"seed": str(k)}, Config(), rounds=2, tested=0.5, folder=Path(str(k))) for k in range(2)]
+    page, sheet = (path.read_text() for path in _write(tmp_path, trials))
+    assert "nan" not in page + sheet
+    assert "What nobody has judged" in page
+    assert sheet.splitlines()[1] == "1,0,2,,50.00,0.0,0,"
+    for trial in trials:
+        trial.judged = 0.25
+    assert "What nobody has judged" not in _write(tmp_path, trials)[0].read_text()
 
 
 def test_rungs_begin_where_there_is_something_to_judge_by() -> None:

@@ -3,6 +3,7 @@
 Each mistake is made in a process of its own, as a user would, where that shows more; else in this one.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -285,6 +286,15 @@ def test_options_that_do_not_exist(finished: Path, capsys: pytest.CaptureFixture
     ):
         line = one_line(words, capsys)
         assert all(part in line for part in parts), line
+
+
+def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    line = one_line(["federation", "new", "f", "--peers", "a=L,b=U", "--dataset", "digits"], capsys)
+    assert line == "semidfl: No space left on device: f\n"
 
 
 def test_metadata_say_who_wrote_a_file(finished: Path) -> None:

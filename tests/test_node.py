@@ -32,6 +32,7 @@ from semidfl.node.audit import Audit, sum_up
 from semidfl.node.deny import DenyList
 from semidfl.node.federation import read
 from semidfl.node.local import free_ports
+from semidfl.node.log import Tap
 from semidfl.node.retry import pauses
 from semidfl.node.site import load_site
 
@@ -119,6 +120,35 @@ def test_what_a_peer_refuses_in_its_own_folder(keys: Path, tmp_path: Path) -> No
     (folder / "one.crt").write_text("nothing")
     with pytest.raises(IdentityError, match="is not a certificate"):
         identity.Identity.load(folder, "one")
+
+
+@pytest.mark.parametrize("days", ["-3", "0", "1e9", "nan"])
+def test_a_certificate_that_is_never_valid_is_not_issued(keys: Path, days: str, capsys: Any) -> None:
+    before = sorted(keys.iterdir())
+    assert main(["identity", "issue", "three", "--days", days, "--folder", str(keys)]) == 2
+    assert "--days = " in capsys.readouterr().err
+    assert sorted(keys.iterdir()) == before
+
+
+FAILED = "I1119 23:24:57.229695   29618 ssl_transport_security.cc:2563] Handshake failed with error SSL_ERROR_SSL: "
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            FAILED + "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: certificate has expired",
+            "certificate has expired",
+        ),
+        (FAILED + "error:10000418:SSL routines:OPENSSL_internal:TLSV1_ALERT_UNKNOWN_CA: OK", "TLSV1_ALERT_UNKNOWN_CA"),
+    ],
+)
+def test_why_a_handshake_failed(line: str, reason: str, capfd: Any) -> None:
+    heard: list[str] = []
+    with Tap(heard.append):
+        os.write(2, f"{line}\nsomething else\n".encode())
+    assert heard == [reason]
+    assert capfd.readouterr().err == "something else\n"
 
 
 def test_show(keys: Path, capsys: Any) -> None:

@@ -301,6 +301,28 @@ def test_groups_that_differ_in_much_have_names_of_their_own(tmp_path: Path) -> N
     assert len(set(labels)) == 3
 
 
+def test_compare_names_what_tells_groups_apart(tmp_path: Path) -> None:
+    made = [
+        run_folder(
+            tmp_path,
+            f"{alpha}-{last}",
+            [0.1, 0.2, 0.3, 0.4],
+            data__alpha=alpha,
+            data__ratio=5 * alpha,
+            classifier__lr=0.1 * alpha,
+            augment__strong=0.1 * alpha,
+            mixup__beta=last,
+        )
+        for alpha in (1.0, 2.0)
+        for last in (0.5, 0.6)
+    ]
+    labels = [group.label for group in comparing.gather(made)]
+    assert len(set(labels)) == 4
+    for label in labels:
+        assert label.count(",") == 3, label  # three fields that all share, and the one without which they are alike
+        assert "[" not in label, label
+
+
 def test_compare_refuses_what_it_cannot_compare(
     folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -338,3 +360,8 @@ def test_extras_are_not_imported_with_the_package() -> None:
     modules = "semidfl.cli, semidfl.reproduce, semidfl.report.compare, semidfl.report.drawings"
     code = f"import sys, {modules}; sys.exit(any(m in sys.modules for m in ('matplotlib', 'scipy')))"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_the_command_line_answers_without_torch() -> None:
+    code = "import sys, semidfl.cli as c; c.main(['version']); c.main(['--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, stdout=subprocess.DEVNULL).returncode == 0

@@ -54,7 +54,11 @@ def content_faults(listing: Listing, readable: Sequence[Picture]) -> Iterator[Fa
         yield Fault(STOP, f"{root}: class {name!r} {why}, or remove it")
     learnt = [name for name in listing.classes if counts[name]]
     if not counts:
-        yield Fault(STOP, f"{root}: no image has a label: put some into a folder for each class, or add a labels.csv")
+        yield Fault(
+            STOP,
+            f"{root}: no image has a label: put some into a folder for each class, or add a labels.csv "
+            "(a peer of role U needs none)",
+        )
     elif len(learnt) < 2:
         yield Fault(
             STOP,

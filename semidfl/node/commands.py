@@ -65,7 +65,10 @@ def identity(words: list[str]) -> int:
             print(_line(made.init(folder)))
         case ["issue", name]:
             csr = Path(options["request"]) if "request" in options else None
-            print(_line(made.issue(folder, name, _number("days", options.get("days", "365")), csr)))
+            days = _number("days", options.get("days", "365"))
+            if not 0 < days <= 36_500:
+                raise ConfigError(f"--days = {days:g} is not legal: more than 0, and at most 36500 (a hundred years)")
+            print(_line(made.issue(folder, name, days, csr)))
         case ["request", name]:
             print(f"to be signed by the authority: {made.request(folder, name)}")
         case ["show", *files]:
@@ -193,27 +196,34 @@ def local_federation(words: list[str]) -> int:
     import shutil
 
     from semidfl.node.federation import read
-    from semidfl.node.local import Local, follow, free_ports, new_federation
+    from semidfl.node.local import Local, drafted, follow, free_ports, new_federation
 
     _, options = _options(words, LOCAL, None, ("overwrite",))
+    folder, overwrite = Path(options.pop("folder", "runs/local-federation")), bool(options.pop("overwrite", ""))
+    asked = bool(options)
     count = int(_number("peers", options.pop("peers", "5")))
     if not 2 <= count <= 100:
         raise ConfigError(f"--peers = {count} is not legal: 2 to 100")
-    folder = Path(options.pop("folder", "runs/local-federation"))
-    if options.pop("overwrite", "") and (folder / "federation.toml").exists():
+    peers = {
+        f"peer-{k:02d}": (role, f"127.0.0.1:{port}")
+        for k, (role, port) in enumerate(zip(_roles(count), free_ports(count), strict=True))
+    }
+    values, sections = _top({"dataset": "digits", "deadlines.linger": "10"} | options, folder.name)
+    file = folder / "federation.toml"
+    wanted, _ = drafted(file, peers, values, sections)  # refuses what is not legal before anything is removed
+    if overwrite and file.exists():
         for part in ("runs", "identity"):
             shutil.rmtree(folder / part, ignore_errors=True)
-        (folder / "federation.toml").unlink()
-    if (folder / "federation.toml").exists():
-        made = read(folder / "federation.toml")
+        file.unlink()
+    if file.exists():
+        made = read(file)
+        if asked and (apart := made.apart(wanted)):
+            raise ConfigError(
+                f"{folder} was made with other options ({', '.join(apart)}): give none to go on with it, "
+                "or --overwrite to start anew"
+            )
         print(f"goes on with {folder} (--overwrite starts anew)")
     else:
-        options = {"dataset": "digits", "deadlines.linger": "10"} | options
-        peers = {
-            f"peer-{k:02d}": (role, f"127.0.0.1:{port}")
-            for k, (role, port) in enumerate(zip(_roles(count), free_ports(count), strict=True))
-        }
-        values, sections = _top(options, folder.name)
         made = new_federation(folder, peers, values, sections)
     with Local(folder, made, ("--compute.threads", "1")) as local:
         local.start_all()

@@ -27,7 +27,7 @@ from semidfl.recipes import find_recipe
 from semidfl.setup import build_classifier
 from semidfl.topology import Topology
 
-__all__ = ["Faults", "Federation", "Images", "Member", "read"]
+__all__ = ["Faults", "Federation", "Images", "Member", "parse", "read"]
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,12 @@ class Federation:
         text = "\0".join(f"{name}\0{value}" for name, value in self.terms.items())
         return hashlib.sha256(f"{PROTOCOL}\0{config_hash(self.config)}\0{text}".encode()).hexdigest()[:32]
 
+    def apart(self, other: "Federation") -> list[str]:
+        """What differs, addresses aside."""
+        mine, theirs = self.terms, other.terms
+        found = [name for name in mine if mine[name] != theirs[name]]
+        return found + [name for name in ("deadlines", "faults") if getattr(self, name) != getattr(other, name)]
+
     def plan(self, name: str) -> Plan:
         me = self.member(name)
         # Long lists are cut in what is sent; the hash is over all of them.
@@ -169,13 +175,19 @@ _GIVEN = {"seed": "seed", "graph.topology": "topology", "data.dataset": "dataset
 
 def read(path: Path) -> Federation:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"), path)
     except OSError as error:
         raise FederationError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise FederationError(f"{path} is not valid TOML: {error}") from None
+
+
+def parse(text: str, path: Path) -> Federation:
+    """What a federation file says; `path` is what complaints call it."""
     try:
-        return _federation(table)
+        return _federation(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise FederationError(f"{path} is not valid TOML: {error}") from None
     except FederationError as error:
         raise FederationError(f"{path}: {error}") from None
     except SemiDFLError as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 from semidfl.errors import FederationError, Stopped
 from semidfl.node import identity
-from semidfl.node.federation import Federation, read
+from semidfl.node.federation import Federation, parse
 from semidfl.record.atomic import replacing
 
 __all__ = ["Local", "free_ports", "new_federation"]
@@ -32,20 +32,26 @@ def new_federation(
     path = folder / "federation.toml"
     if path.exists():
         raise FederationError(f"{path} is there already: choose another folder")
+    federation, text = drafted(path, peers, values, sections)
     folder.mkdir(parents=True, exist_ok=True)
-    text = _toml(values, sections, peers)
     with replacing(path) as temp:
         temp.write_text(text, encoding="utf-8")
-    try:
-        federation = read(path)
-    except BaseException:
-        path.unlink()
-        raise
     keys = folder / "identity"
     identity.init(keys)
     for name in peers:
         identity.issue(keys, name)
     return federation
+
+
+def drafted(
+    path: Path,
+    peers: Mapping[str, tuple[str, str]],
+    values: Mapping[str, object],
+    sections: Mapping[str, Mapping[str, object]],
+) -> tuple[Federation, str]:
+    """A federation and the text of its file, which is not written."""
+    text = _toml(values, sections, peers)
+    return parse(text, path), text
 
 
 def _toml(

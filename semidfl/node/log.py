@@ -68,4 +68,7 @@ def _certificate(line: str) -> str | None:
     """What gRPC says of a handshake that failed: the reason; "" where it only repeats one; None: another matter."""
     if "ssl_transport_security" not in line:
         return None
-    return line.rpartition(": ")[2].strip()[:120] if "Handshake failed" in line else ""
+    if "Handshake failed" not in line:
+        return ""
+    # The reason comes last; where the other side did the refusing, "OK" comes after it: all is well with its own.
+    return line.strip().removesuffix(": OK").rpartition(":")[2].strip()[:120]

@@ -142,7 +142,11 @@ def _labels(configs: dict[str, Config]) -> dict[str, str]:
     fields = {key: dict(leaves(replace(config, name="run", seed=0))) for key, config in configs.items()}
     paths = [path for path in next(iter(fields.values())) if not path.startswith("compute.")]
     differ = [path for path in paths if len({f[path] for f in fields.values()}) > 1]
-    shown = differ[:_FIELDS_IN_LABEL]
+    shown: list[str] = []
+    for path in differ:  # the first few, and of the others those that tell apart what was alike so far
+        kinds = {len({tuple(f[p] for p in some) for f in fields.values()}) for some in (shown, [*shown, path])}
+        if len(shown) < _FIELDS_IN_LABEL or len(kinds) > 1:
+            shown.append(path)
     labels = {key: ", ".join(_words(path, f[path]) for path in shown) for key, f in fields.items()}
     if len(set(labels.values())) < len(labels) or not shown:
         return {key: f"{label or fields[key]['method']} [{key[:6]}]" for key, label in labels.items()}

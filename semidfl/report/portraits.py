@@ -87,27 +87,33 @@ def graph_figure(run: History) -> "Figure | None":
 def holdings_figure(run: History) -> "Figure | None":
     """Bubbles of how much of each class a client holds, labelled beside unlabelled."""
     known = run.clients
-    parts = {"labelled": np.array(known.labelled), "unlabelled": np.array(known.unlabelled)}
     if not known.labelled or len(known.own) > _GRAPH:
         return None
+    parts, names = {"labelled": np.array(known.labelled), "unlabelled": np.array(known.unlabelled)}, list(known.classes)
+    if any(known.unknown):  # of a peer's own data: one row more, of no class
+        names.append("unknown")
+        parts["labelled"] = np.pad(parts["labelled"], ((0, 0), (0, 1)))
+        parts["unlabelled"] = np.column_stack([parts["unlabelled"], known.unknown])
     wide = min(10.0, max(4.8, 0.28 * len(known.own)))
-    figure, axes = blank(2, 1, wide, min(6.0, max(2.6, 0.2 * len(known.classes) + 0.6)))
+    figure, axes = blank(2, 1, wide, min(6.0, max(2.6, 0.2 * len(names) + 0.6)))
     for ax, (kind, counts), colour in zip(axes.flat, parts.items(), ("#0072B2", "#E69F00"), strict=True):
-        _bubbles(ax, run, counts, colour, min(12.0, 60 * wide / max(1, len(known.own))))
+        _bubbles(ax, run, names, counts, colour, min(12.0, 60 * wide / max(1, len(known.own))))
         ax.set_title(f"{kind}, {counts.sum():,} samples; largest bubble {counts.max():,}", fontsize=9.5)
     return figure
 
 
-def _bubbles(ax: "Axes", run: History, counts: npt.NDArray[np.int64], colour: str, largest: float) -> None:
+def _bubbles(
+    ax: "Axes", run: History, names: list[str], counts: npt.NDArray[np.int64], colour: str, largest: float
+) -> None:
     known, (clients, classes) = run.clients, np.nonzero(counts)
     sizes = counts[clients, classes] / max(1, counts.max()) * largest**2
     ax.scatter(clients, classes, s=sizes, color=colour, alpha=0.85, linewidths=0)
     ax.set_xlim(-0.7, len(known.own) - 0.3)
-    ax.set_ylim(-0.7, len(known.classes) - 0.3)
+    ax.set_ylim(-0.7, len(names) - 0.3)
     shown = range(0, len(known.own), max(1, len(known.own) // 20))
     ax.set_xticks(list(shown), [f"{known.own[k]}\n{known.role(known.own[k])}" for k in shown], fontsize=8)
-    every = range(0, len(known.classes), max(1, len(known.classes) // 20))
-    ax.set_yticks(list(every), [_short(known.classes[k]) for k in every], fontsize=8)
+    every = range(0, len(names), max(1, len(names) // 20))
+    ax.set_yticks(list(every), [_short(names[k]) for k in every], fontsize=8)
     ax.set_xlabel("client and role", fontsize=9)
     ax.set_ylabel("class", fontsize=9)
     ax.set_axisbelow(True)
