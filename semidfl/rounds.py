@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from semidfl.cohort import Cohort
-from semidfl.exchange.base import Exchange, Neighbourhood
+from semidfl.exchange.base import Exchange, Neighbourhood, mixings
 from semidfl.learn.aggregate import say
 from semidfl.learn.robust import combiner
 from semidfl.methods.base import Method
@@ -38,20 +38,21 @@ def agree(t: int, cohort: Cohort, method: Method, exchange: Exchange, claims: di
     config, learners = method.setup.config, {"classifier": cohort.classifier}
     if cohort.generator is not None and t % config.exchange.generator_every == 0:
         learners["generator"] = cohort.generator
-    models = {name: learner.params for name, learner in learners.items()} | claims
-    # Local momentum keeps pulling a client towards its own classes; the neighbourhood's does so less.
-    momentum = {"velocity"} & cohort.classifier.optimiser.keys() if config.aggregation.momentum else ()
-    models |= {name: cohort.classifier.optimiser[name] for name in momentum}
-    shared = exchange.share(t, "models", models)
-    near = Neighbourhood.of(method.setup.graph, cohort.ids, shared.ids, method.setup.device)
-    weights = near.trusted(method.weights(near, shared.tensors.get("accuracy")), shared.trust)
-    weights = near.trusted(weights, say(shared.tensors.get("taught"), config.aggregation.idle))
     ordered = config.compute.deterministic or method.setup.together
     mix = combiner(config.aggregation, ordered)  # Eq. 3, or a rule that withstands liars
-    for name, learner in learners.items():
-        learner.params = mix(weights, near, learner.params, shared.tensors[name])
-    for name in momentum:
-        cohort.classifier.optimiser[name] = mix(weights, near, models[name], shared.tensors[name])
+    # Local momentum keeps pulling a client towards its own classes; the neighbourhood's does so less.
+    momentum = {"velocity"} & cohort.classifier.optimiser.keys() if config.aggregation.momentum else ()
+    for topic in mixings(config.aggregation.gossip):
+        models = {name: learner.params for name, learner in learners.items()}
+        models |= {name: cohort.classifier.optimiser[name] for name in momentum}
+        shared = exchange.share(t, topic, models | claims)
+        near = Neighbourhood.of(method.setup.graph, cohort.ids, shared.ids, method.setup.device)
+        weights = near.trusted(method.weights(near, shared.tensors.get("accuracy")), shared.trust)
+        weights = near.trusted(weights, say(shared.tensors.get("taught"), config.aggregation.idle))
+        for name, learner in learners.items():
+            learner.params = mix(weights, near, learner.params, shared.tensors[name])
+        for name in momentum:
+            cohort.classifier.optimiser[name] = mix(weights, near, models[name], shared.tensors[name])
     method.after_mixing(t, cohort)
     cohort.classifier.follow(config.classifier.ema)
     if cohort.generator is not None:

@@ -45,10 +45,18 @@ def test_npz_may_name_its_classes_and_have_one_channel(tmp_path: Path) -> None:
     arrays = good(rgb=False)
     arrays |= {"x_train": arrays["x_train"][..., None], "x_test": arrays["x_test"][..., None]}
     np.savez(tmp_path / "own.npz", classes=np.array(["cat", "dog", "eel", "fox"]), **arrays)
-    report = sources.check(str(tmp_path / "own.npz"))
+    with pytest.warns(UserWarning, match="y_train is of class fox, which nobody can learn"):
+        report = sources.check(str(tmp_path / "own.npz"))
     assert report.shape == (1, 4, 5)
     assert report.classes == ("cat", "dog", "eel", "fox")
     assert report.train_counts == (2, 2, 2, 0)
+
+
+def test_labels_that_count_from_one_are_told_of(tmp_path: Path) -> None:
+    arrays = good(rgb=False)
+    np.savez(tmp_path / "own.npz", **arrays | {name: arrays[name] + 1 for name in ("y_train", "y_test")})
+    with pytest.warns(UserWarning, match="y_train is of class 0, .* labels count from 0, without gaps"):
+        sources.load(str(tmp_path / "own.npz"))
 
 
 BAD: dict[str, tuple[Arrays, str]] = {

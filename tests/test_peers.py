@@ -62,12 +62,14 @@ LEVERS = {
     "classifier.turns": 1.0,
     "aggregation.momentum": True,
     "aggregation.idle": 0.2,
+    "aggregation.gossip": 2,
 }
 SHORTENED = {
     "compute.deterministic": True,
     "exchange.dtype": "bf16",
     "exchange.generator_dtype": "int8",
     "aggregation.robust": "median",
+    "aggregation.gossip": 3,
     "attack.kind": "sign-flip",
     "attack.who": "3",
 }

@@ -89,6 +89,36 @@ def test_deterministic_runs_give_the_same_bits_wherever_clients_are(alone: Rows,
             assert torch.equal(x, spread[client][name]), f"client {client}: {name}"
 
 
+def test_models_that_are_mixed_several_times() -> None:
+    """After one round: W^k times what the clients have learnt, the momentum, too; and the same bits in blocks."""
+    fields: dict[str, object] = {
+        "method": "dfl-lb",
+        "graph__topology": "topology3",
+        "rounds": 1,
+        "aggregation__momentum": True,
+        "compute__deterministic": True,
+    }
+    once, *more = (rounds_of(ten(**fields, aggregation__gossip=k)) for k in (1, 2, 4))
+    graph = once[0].setup.graph
+    w = torch.zeros(10, 10, dtype=torch.float64)
+    for i, neighbours in enumerate(graph.neighbours):
+        w[i, [i, *neighbours]] = 1 / (1 + len(neighbours))
+    for k, (_, cohort, records) in zip((2, 4), more, strict=True):
+        for name in ("classifier.params", "classifier.optimiser.velocity"):
+            start = once[1].state()[name].double()
+            expected = torch.linalg.matrix_power(w, k - 1) @ start
+            torch.testing.assert_close(cohort.state()[name].double(), expected, atol=1e-6, rtol=1e-5)
+            assert (expected - start).abs().max() > 1e-3
+        sent = records[0]["bytes_sent"]
+        assert list(sent) == ["models", *(f"models-{j}" for j in range(2, k + 1))]
+        assert len({tuple(row) for row in sent.values()}) == 1, "as many times the bytes"
+    config = ten(compute__deterministic=True, aggregation__gossip=2, exchange__dtype="int8", rounds=3)
+    spread, whole = in_blocks(config, [[9, 0, 5], [7, 1], [2, 8, 3, 6, 4]]), rows_of(rounds_of(config)[1])
+    for client, tensors in whole.items():
+        for name, x in tensors.items():
+            assert torch.equal(x, spread[client][name]), f"client {client}: {name}"
+
+
 def test_the_state_covers_what_the_round_changes(alone: Rows) -> None:
     names = set(alone[0])
     assert {"classifier.params", "classifier.optimiser.velocity", "generator.params", "synthetic.images"} <= names

@@ -4,6 +4,7 @@ Images stay bytes, channels first: a quarter of the memory of floats, and exact.
 say how to turn them into the numbers that networks like.
 """
 
+import warnings
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -142,6 +143,12 @@ def load_npz(path: Path) -> Dataset:
             raise DataError(f"{path}: x_{split} holds {len(images)} images, but y_{split} {len(labels)} labels")
     count = int(max(train_labels.max(), test_labels.max())) + 1
     classes = _class_names(path, arrays["classes"]) if "classes" in arrays else tuple(map(str, range(count)))
+    if len(absent := np.setdiff1d(np.arange(len(classes)), train_labels)):
+        some = ", ".join(classes[k] for k in absent[:5]) + (", …" if len(absent) > 5 else "")
+        warnings.warn(
+            f"{path}: nothing in y_train is of class {some}, which nobody can learn: labels count from 0, without gaps",
+            stacklevel=2,
+        )
     half = (0.5,) * train.shape[1]
     return Dataset(str(path), train, train_labels, test, test_labels, classes, mean=half, std=half)
 

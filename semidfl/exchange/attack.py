@@ -22,7 +22,7 @@ from semidfl.data.dataset import Dataset
 from semidfl.data.partition import Split
 from semidfl.draws import Draws
 from semidfl.errors import ConfigError
-from semidfl.exchange.base import Exchange, Shared
+from semidfl.exchange.base import Exchange, Shared, mixing
 from semidfl.topology import Topology
 
 __all__ = ["Hostile", "hostile", "mislabelled"]
@@ -97,7 +97,7 @@ class Hostile:
     def _told(self, t: int, topic: str, name: str, x: Tensor) -> Tensor:
         if name in _HIGHEST:
             lie: Tensor | float = _HIGHEST[name]
-        elif name in MODELS and (topic == "models" or self.attack.kind != "nan"):
+        elif name in MODELS and (mixing(topic) or self.attack.kind != "nan"):
             lie = self._lie(t, f"{topic} {name}", x[self.rows])
         else:
             return x

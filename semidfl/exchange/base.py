@@ -15,7 +15,7 @@ from torch import Tensor
 
 from semidfl.topology import Topology
 
-__all__ = ["Counted", "Exchange", "Neighbourhood", "Shared", "row_sum"]
+__all__ = ["Counted", "Exchange", "Neighbourhood", "Shared", "mixing", "mixings", "row_sum"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,16 @@ class Exchange(Protocol):
     def share(self, t: int, topic: str, tensors: Mapping[str, Tensor]) -> Shared:
         """Publish one row per own client, return those of own clients and neighbours."""
         ...
+
+
+def mixings(times: int) -> list[str]:
+    """The topics under which models are sent to be mixed in a round, one after the other."""
+    return ["models", *(f"models-{k}" for k in range(2, times + 1))]
+
+
+def mixing(topic: str) -> bool:
+    """Whether it is one of these."""
+    return topic == "models" or topic.startswith("models-")
 
 
 @dataclass(frozen=True)

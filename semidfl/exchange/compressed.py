@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from semidfl.cohort import Cohort
 from semidfl.config import ExchangeConfig
-from semidfl.exchange.base import Exchange, Shared
+from semidfl.exchange.base import Exchange, Shared, mixing
 
 __all__ = ["Codec", "Compressed", "Half", "Int8", "lossy"]
 
@@ -115,7 +115,7 @@ class Compressed:
 
     def _encode(self, topic: str, name: str, x: Tensor) -> dict[str, Tensor]:
         codec, memory, kept = self.codecs[name], self.cohort.memory, f"unsent.{name}"
-        if topic != "models" or not self.feedback:
+        if not mixing(topic) or not self.feedback:
             return codec.encode(x)
         meant = x + memory[kept] if kept in memory else x
         parts = codec.encode(meant)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from semidfl.errors import FederationError
-from semidfl.exchange.base import Shared
+from semidfl.exchange.base import Shared, mixing
 from semidfl.exchange.client import Answer, Line, Neighbour, Unreachable, channel_options
 from semidfl.exchange.codec import Body, Spec, encode_body
 from semidfl.exchange.greet import Greeting
@@ -318,7 +318,7 @@ class GrpcExchange:
 
 def _optional(topic: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What a neighbour may send or not: its accuracy, known only once it has generated something to judge by."""
-    if topic != "models":
+    if not mixing(topic):
         return {}
     clients = next(iter(own.values())).shape[0]
     return {"accuracy": own.get("accuracy", torch.zeros(clients, dtype=torch.float64))}
