@@ -13,8 +13,10 @@ from small import tiny
 
 from semidfl import experiment
 from semidfl.cli import main
+from semidfl.record.history import History
 from semidfl.report import html
 from semidfl.report.html import write_report
+from semidfl.report.portraits import holdings_figure
 from semidfl.report.stats import bootstrap
 
 
@@ -197,3 +199,19 @@ def test_no_permission(
     error = refusal(["report", str(folder), "--out", str(tmp_path / "x.html")], capsys)
     assert "x.html: no permission to write there" in error
     assert error.endswith("(--out FILE)\n")
+
+
+def test_images_of_no_known_class_count_as_held(tmp_path: Path) -> None:
+    """As at a peer whose own images nobody has labelled."""
+    folder = make_run(tmp_path / "own")
+    known = json.loads((folder / "clients.json").read_text())
+    known["unlabelled"] = [[0] * len(known["classes"])] * 10
+    (folder / "clients.json").write_text(json.dumps(known | {"unknown": [7] * 10}))
+    run = History(folder)
+    run.refresh()
+    drawn = holdings_figure(run)
+    assert drawn is not None
+    above, below = drawn.axes
+    assert below.get_title().startswith("unlabelled, 70 samples; largest bubble 7")
+    assert above.get_title().startswith(f"labelled, {sum(map(sum, known['labelled']))} samples")
+    assert all(ax.get_yticklabels()[-1].get_text() == "unknown" for ax in drawn.axes)
