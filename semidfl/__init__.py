@@ -2,7 +2,7 @@
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # Threads that spin while they wait take the cores from each other: on a busy machine that costs a factor of three.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
@@ -23,10 +23,12 @@ _HEAVY = {"Method": "methods", "Result": "experiment", "resume": "experiment", "
 """what loads torch, and the module it comes from: `semidfl --help` should not take two seconds"""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HEAVY:
-        raise AttributeError(f"module 'semidfl' has no attribute {name!r}")
-    return getattr(import_module(f"semidfl.{_HEAVY[name]}"), name)
+if not TYPE_CHECKING:  # for a checker of types the imports above say it all
+
+    def __getattr__(name: str) -> object:
+        if name not in _HEAVY:
+            raise AttributeError(f"module 'semidfl' has no attribute {name!r}")
+        return getattr(import_module(f"semidfl.{_HEAVY[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -14,6 +14,7 @@ from semidfl.commands.words import flags as flags_of
 from semidfl.config import Config, from_toml, full_path, help_of, leaves, override, to_toml
 from semidfl.errors import ConfigError, SemiDFLError, Stopped, nearest
 from semidfl.recipes import RECIPES, find_recipe
+from semidfl.record.atomic import WORDS, explain
 
 if TYPE_CHECKING:  # torch and the rest load only when a command needs them
     from semidfl.experiment import Result
@@ -80,11 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("semidfl: stopped at once; what a run had kept in a checkpoint stands", file=sys.stderr)
         return 130
-    except OSError as error:  # a full disk, a folder that may not be written: no fault of the program
-        if error.strerror is None:
+    except OSError as error:
+        if error.errno not in WORDS:
             raise
-        place = "" if error.filename is None else f": {error.filename}"
-        print(f"semidfl: {error.strerror}{place}", file=sys.stderr)
+        print(f"semidfl: {explain(error.filename, error)}", file=sys.stderr)
         return 2
     finally:
         warnings.formatwarning = before

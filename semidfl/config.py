@@ -217,8 +217,8 @@ class AggregationConfig:
     momentum: bool = False
     """mix the momentum of SGD with the classifier; off, as in the paper, it stays with the client"""
     gossip: int = 1
-    """times that models are sent and mixed at the end of a round: more for graphs of few edges, at as many times the
-    bytes"""
+    """times that models are sent and mixed at the end of a round, by the same accuracies: more for graphs of few edges,
+    at as many times the bytes of what is mixed"""
     idle: float = 1.0
     """factor of a client's weight in mixing while it has neither labels nor pseudo-labels; with labels, or with
     pseudo-labels for all its samples, it is 1, with both 2 less this; 1, or with a robust rule: all count alike"""

@@ -72,7 +72,7 @@ _RULES: dict[str, _Rule] = {
     "generator.sampler_steps": _between(2, 1000),
     "generator.guidance": _at_least(0),
     "mixup.beta": (lambda x: x == 0 or 0.01 <= x <= 1000, "0, or from 0.01 to 1000"),
-    "aggregation.gossip": _at_least(1),
+    "aggregation.gossip": _between(1, 100),
     "aggregation.idle": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
     "aggregation.clip": _POSITIVE,
     "aggregation.trim": _at_least(1),

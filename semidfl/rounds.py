@@ -57,6 +57,6 @@ def agree(t: int, cohort: Cohort, method: Method, exchange: Exchange, claims: di
     cohort.classifier.follow(config.classifier.ema)
     if cohort.generator is not None:
         cohort.generator.follow(config.generator.ema)
-    log["weights"] = weights.float()
+    log["weights"] = weights.float()  # of the last mixing, if there were several
     if "accuracy" in claims:
         log["generated_accuracy"] = claims["accuracy"]

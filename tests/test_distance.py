@@ -150,6 +150,22 @@ def _never() -> bytes:
     return b"late"
 
 
+def test_of_an_older_round_only_the_first_mixing_counts(keys: Path) -> None:  # noqa: F811
+    """Two stays in round 1. Its models of it are discounted; those that it had mixed already are no help."""
+    made = peers_of(keys, [(0,), (1,)])
+    with made[0] as one, made[1]:
+        for topic in ("models", "models-2"):
+            seen = at_once([lambda x=x, topic=topic: x.share(1, topic, rows_of(x)) for x in made])
+            assert seen[0].ids == (0, 1)
+        one.report()
+        late = one.share(2, "models", rows_of(one))
+        assert (late.ids, one.report().stale) == ((0, 1), {"two": 1})
+        assert late.trust is not None
+        assert one.share(2, "models-2", rows_of(one)).ids == (0,)
+        assert one.report().missing == {"two": "late: it is in round 1"}
+        assert not one.tally.snapshot()
+
+
 def test_what_is_due_in_other_rounds_only(keys: Path) -> None:  # noqa: F811
     """One is in round 4, where generators are shared; two was last in 3, where they are not, and 5 is next."""
     made = peers_of(keys, [(0,), (1,)])

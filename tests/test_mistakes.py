@@ -294,7 +294,18 @@ def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch
 
     monkeypatch.setattr(Path, "mkdir", full)
     line = one_line(["federation", "new", "f", "--peers", "a=L,b=U", "--dataset", "digits"], capsys)
-    assert line == "semidfl: No space left on device: f\n"
+    assert line == "semidfl: cannot write f: the disk is full: free some space\n"
+
+
+def test_other_faults_of_the_system_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the package that is missing, or a child process that is lost, is a defect and shows where."""
+
+    def lost(self: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
+
+    monkeypatch.setattr(Path, "mkdir", lost)
+    with pytest.raises(ProcessLookupError):
+        main(["federation", "new", "f", "--peers", "a=L,b=U", "--dataset", "digits"])
 
 
 def test_metadata_say_who_wrote_a_file(finished: Path) -> None:

@@ -27,6 +27,7 @@ from semidfl.exchange.base import Neighbourhood
 from semidfl.exchange.client import Neighbour
 from semidfl.exchange.grpc import GrpcExchange
 from semidfl.exchange.plan import Deadlines, Plan
+from semidfl.exchange.refuse import handshake
 from semidfl.node import identity
 from semidfl.node.audit import Audit, sum_up
 from semidfl.node.deny import DenyList
@@ -130,25 +131,37 @@ def test_a_certificate_that_is_never_valid_is_not_issued(keys: Path, days: str, 
     assert sorted(keys.iterdir()) == before
 
 
-FAILED = "I1119 23:24:57.229695   29618 ssl_transport_security.cc:2563] Handshake failed with error SSL_ERROR_SSL: "
+SSL = "SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:"
+BY_WORDS = {
+    "CERTIFICATE_VERIFY_FAILED: certificate has expired": "certificate has expired",
+    "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate": "unable to get local issuer certificate",
+    "TLSV1_ALERT_UNKNOWN_CA: OK": "tlsv1 alert unknown ca",
+    "WRONG_VERSION_NUMBER: Invalid certificate verification context": "wrong version number",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE: Invalid certificate verification context": "peer did not return a certificate",
+    "HTTP_REQUEST: Invalid certificate verification context": "http request",
+    "CERTIFICATE_VERIFY_FAILED: OK": "certificate verify failed",
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (
-            FAILED + "error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: certificate has expired",
-            "certificate has expired",
-        ),
-        (FAILED + "error:10000418:SSL routines:OPENSSL_internal:TLSV1_ALERT_UNKNOWN_CA: OK", "TLSV1_ALERT_UNKNOWN_CA"),
-    ],
-)
-def test_why_a_handshake_failed(line: str, reason: str, capfd: Any) -> None:
+@pytest.mark.parametrize(("words", "reason"), BY_WORDS.items())
+def test_why_a_handshake_failed(words: str, reason: str, capfd: Any) -> None:
+    """On either side; the lines are gRPC's own."""
     heard: list[str] = []
     with Tap(heard.append):
+        line = f"I1119 23:24:57.229695   29618 ssl_transport_security.cc:2563] Handshake failed with error {SSL}{words}"
         os.write(2, f"{line}\nsomething else\n".encode())
     assert heard == [reason]
     assert capfd.readouterr().err == "something else\n"
+    caller = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:45915: Tls handshake failed "
+    assert handshake(f"{caller}(TSI_PROTOCOL_FAILURE): {SSL}{words}: OK") == reason
+
+
+def test_why_a_name_is_not_trusted() -> None:
+    said = (
+        "last error: Custom verification check failed with error: UNAUTHENTICATED: Hostname Verification Check failed."
+    )
+    assert handshake(said) == "Hostname Verification Check failed."
+    assert handshake("handshake failed: ") == "handshake failed: "
 
 
 def test_show(keys: Path, capsys: Any) -> None:

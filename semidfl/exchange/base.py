@@ -15,7 +15,7 @@ from torch import Tensor
 
 from semidfl.topology import Topology
 
-__all__ = ["Counted", "Exchange", "Neighbourhood", "Shared", "mixing", "mixings", "row_sum"]
+__all__ = ["Counted", "Exchange", "Neighbourhood", "Shared", "mixed_before", "mixing", "mixings", "row_sum"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,12 @@ def mixings(times: int) -> list[str]:
 
 def mixing(topic: str) -> bool:
     """Whether it is one of these."""
-    return topic == "models" or topic.startswith("models-")
+    return topic == "models" or mixed_before(topic)
+
+
+def mixed_before(topic: str) -> bool:
+    """Whether it is one of these but the first: what is sent under it was mixed in the same round."""
+    return topic.startswith("models-")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import grpc
 from torch import Tensor
 
 from semidfl.exchange.codec import CHUNK, PROTOCOL, Ask, Bye, Head, Hello, Spec, decode, decode_body, encode
-from semidfl.exchange.refuse import Refusal, Refused, plain
+from semidfl.exchange.refuse import Refusal, Refused, handshake, plain
 from semidfl.exchange.seal import Seal
 from semidfl.exchange.server import METHODS, SERVICE, Ledger
 
@@ -193,7 +193,7 @@ def _translated(error: Any) -> Exception:
     """gRPC's answer in our terms."""
     code, details = error.code(), plain(str(error.details() or ""))
     if code is grpc.StatusCode.UNAVAILABLE and any(word.lower() in details.lower() for word in _UNTRUSTED):
-        return Refused(Refusal.CERTIFICATE, details.rpartition(": ")[2][:120] or details[:120])
+        return Refused(Refusal.CERTIFICATE, handshake(details))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Refused(Refusal.OVERSIZE, details[:120])
     if code is grpc.StatusCode.PERMISSION_DENIED:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from semidfl.errors import FederationError
-from semidfl.exchange.base import Shared, mixing
+from semidfl.exchange.base import Shared, mixed_before, mixing
 from semidfl.exchange.client import Answer, Line, Neighbour, Unreachable, channel_options
 from semidfl.exchange.codec import Body, Spec, encode_body
 from semidfl.exchange.greet import Greeting
@@ -265,7 +265,8 @@ class GrpcExchange:
 
     async def _insist(self, name: str, t: int, topic: str, spec: Spec, until: float) -> Answer:
         """Asks until there is an answer or the time is up."""
-        oldest = max(0, t - self.plan.staleness)
+        # An older round's second mixing says nothing that its first of this round does not say better.
+        oldest = t if mixed_before(topic) else max(0, t - self.plan.staleness)
         for pause in pauses():
             try:
                 wait = max(0.0, until - time.monotonic())

@@ -4,11 +4,12 @@ What others say of it is written in the log, so it is made harmless first.
 """
 
 import logging
+import re
 import threading
 from collections import Counter
 from enum import StrEnum
 
-__all__ = ["Refusal", "Refused", "Tally", "plain"]
+__all__ = ["Refusal", "Refused", "Tally", "handshake", "plain"]
 
 _LONGEST = 500
 
@@ -16,6 +17,16 @@ _LONGEST = 500
 def plain(text: str) -> str:
     """On one line and not for ever: no line ends that forge a line of the log, no codes that steer a terminal."""
     return "".join(c if c.isprintable() else " " for c in text[:_LONGEST])
+
+
+def handshake(words: str) -> str:
+    """Why two peers do not trust each other, of all that gRPC says of it."""
+    if found := re.search(r"OPENSSL_internal:(\w+)(?:: ([^:]+))?", words):
+        what, detail = found[1], (found[2] or "OK").strip()  # "OK": all is well with the own side
+        told = detail if what == "CERTIFICATE_VERIFY_FAILED" and detail != "OK" else what.replace("_", " ").lower()
+    else:
+        told = words.rpartition(": ")[2].strip() or words
+    return told[:120]
 
 
 class Refusal(StrEnum):

@@ -66,8 +66,9 @@ def identity(words: list[str]) -> int:
         case ["issue", name]:
             csr = Path(options["request"]) if "request" in options else None
             days = _number("days", options.get("days", "365"))
-            if not 0 < days <= 36_500:
-                raise ConfigError(f"--days = {days:g} is not legal: more than 0, and at most 36500 (a hundred years)")
+            if not 0 < days <= made.AUTHORITY_DAYS:
+                most = f"{made.AUTHORITY_DAYS}, as the authority"
+                raise ConfigError(f"--days = {days:g} is not legal: more than 0, and at most {most}")
             print(_line(made.issue(folder, name, days, csr)))
         case ["request", name]:
             print(f"to be signed by the authority: {made.request(folder, name)}")
@@ -200,7 +201,7 @@ def local_federation(words: list[str]) -> int:
 
     _, options = _options(words, LOCAL, None, ("overwrite",))
     folder, overwrite = Path(options.pop("folder", "runs/local-federation")), bool(options.pop("overwrite", ""))
-    asked = bool(options)
+    file, asked = folder / "federation.toml", bool(options)
     count = int(_number("peers", options.pop("peers", "5")))
     if not 2 <= count <= 100:
         raise ConfigError(f"--peers = {count} is not legal: 2 to 100")
@@ -209,21 +210,20 @@ def local_federation(words: list[str]) -> int:
         for k, (role, port) in enumerate(zip(_roles(count), free_ports(count), strict=True))
     }
     values, sections = _top({"dataset": "digits", "deadlines.linger": "10"} | options, folder.name)
-    file = folder / "federation.toml"
-    wanted, _ = drafted(file, peers, values, sections)  # refuses what is not legal before anything is removed
-    if overwrite and file.exists():
-        for part in ("runs", "identity"):
-            shutil.rmtree(folder / part, ignore_errors=True)
-        file.unlink()
-    if file.exists():
+    if file.exists() and not overwrite:
         made = read(file)
-        if asked and (apart := made.apart(wanted)):
+        if asked and (apart := made.apart(drafted(file, peers, values, sections)[0])):
             raise ConfigError(
                 f"{folder} was made with other options ({', '.join(apart)}): give none to go on with it, "
                 "or --overwrite to start anew"
             )
         print(f"goes on with {folder} (--overwrite starts anew)")
     else:
+        drafted(file, peers, values, sections)  # what is not legal is refused before anything is removed
+        if file.exists():
+            for part in ("runs", "identity"):
+                shutil.rmtree(folder / part, ignore_errors=True)
+            file.unlink()
         made = new_federation(folder, peers, values, sections)
     with Local(folder, made, ("--compute.threads", "1")) as local:
         local.start_all()

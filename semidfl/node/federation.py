@@ -8,7 +8,7 @@ import hashlib
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -139,9 +139,9 @@ class Federation:
 
     def apart(self, other: "Federation") -> list[str]:
         """What differs, addresses aside."""
-        mine, theirs = self.terms, other.terms
-        found = [name for name in mine if mine[name] != theirs[name]]
-        return found + [name for name in ("deadlines", "faults") if getattr(self, name) != getattr(other, name)]
+        parts = ("name", "config", "images", "graph", "dataset", "deadlines", "faults")
+        mine, theirs = ([replace(peer, address="", listen="") for peer in made.peers] for made in (self, other))
+        return [part for part in parts if getattr(self, part) != getattr(other, part)] + ["peers"] * (mine != theirs)
 
     def plan(self, name: str) -> Plan:
         me = self.member(name)

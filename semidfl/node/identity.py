@@ -36,6 +36,7 @@ __all__ = [
 
 AUTHORITY, DENIED = "authority", "denied.txt"
 _DAY = dt.timedelta(days=1)
+AUTHORITY_DAYS = 3650
 
 
 def legal_name(name: str) -> str:
@@ -150,7 +151,7 @@ def readable_by_others(folder: Path, name: str) -> bool:
     return os.name == "posix" and (folder / f"{name}.key").stat().st_mode & 0o044 != 0
 
 
-def init(folder: Path, days: int = 3650) -> Certificate:
+def init(folder: Path, days: int = AUTHORITY_DAYS) -> Certificate:
     """A new authority in `folder`; one that is there is never replaced."""
     if (folder / f"{AUTHORITY}.key").exists():
         raise IdentityError(f"{folder} already holds an authority: a new one would void all its certificates")

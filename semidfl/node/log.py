@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Self
 
+from semidfl.exchange.refuse import handshake
+
 __all__ = ["Tap", "make_log"]
 
 
@@ -68,7 +70,4 @@ def _certificate(line: str) -> str | None:
     """What gRPC says of a handshake that failed: the reason; "" where it only repeats one; None: another matter."""
     if "ssl_transport_security" not in line:
         return None
-    if "Handshake failed" not in line:
-        return ""
-    # The reason comes last; where the other side did the refusing, "OK" comes after it: all is well with its own.
-    return line.strip().removesuffix(": OK").rpartition(":")[2].strip()[:120]
+    return handshake(line) if "Handshake failed" in line else ""

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 
-__all__ = ["explain", "make_folder", "replacing", "sync"]
+__all__ = ["WORDS", "explain", "make_folder", "replacing", "sync"]
 
-_WORDS = {
+WORDS = {
     errno.ENOSPC: "the disk is full: free some space",
     errno.EDQUOT: "the disk quota is used up: free some space",
     errno.EFBIG: "the file would be larger than allowed here",
@@ -24,6 +24,7 @@ _WORDS = {
     errno.EEXIST: "that is a file, not a folder",
     errno.EISDIR: "that is a folder, not a file",
 }
+"""what a user can do something about"""
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def explain(path: Path, error: OSError) -> str:
-    """One line for a user: which path, what is wrong, and where possible what to do."""
-    words = _WORDS.get(error.errno or 0) or error.strerror or str(error)
-    return f"cannot write {path}: {words}"
+def explain(path: Path | str | None, error: OSError) -> str:
+    """One line for a user: which path, where it is known, what is wrong, and where possible what to do."""
+    words = WORDS.get(error.errno or 0) or error.strerror or str(error)
+    return f"cannot write{'' if path is None else f' {path}'}: {words}"

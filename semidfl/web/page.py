@@ -178,19 +178,13 @@ class Page:
 
     async def _tick(self) -> None:
         if not self._theme_known:
-            await self._ask_theme()
+            self._theme_known = True
+            with suppress(TimeoutError):  # a browser that is too slow to say it keeps the light look
+                if await ui.run_javascript("matchMedia('(prefers-color-scheme: dark)').matches"):
+                    self._wear(DARK)
         # In a thread: while a long file is read, other tabs are served.
         await asyncio.to_thread(self._read)
         self._look_again()
-
-    async def _ask_theme(self) -> None:
-        """A browser that is too slow to answer is asked again with the next tick."""
-        self._theme_known = True  # no second question while the first is on its way
-        try:
-            if await ui.run_javascript("matchMedia('(prefers-color-scheme: dark)').matches"):
-                self._wear(DARK)
-        except TimeoutError:
-            self._theme_known = False
 
     def _read(self) -> None:
         """A run that cannot be read says so, and the others are shown all the same."""
