@@ -69,6 +69,7 @@ NUMBERS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "generator.sampler_steps": ("from 2 to 1000", [2, 19], [1, 1001]),
     "generator.guidance": ("at least 0", [0.0, 20.0], [-1]),
     "mixup.beta": ("0, or from 0.01 to 1000", [0.01, 1000.0], [-0.5, 0.001, 1001]),
+    "aggregation.gossip": ("from 1 to 100", [2, 100], [0, -1, 101]),
     "aggregation.idle": ("above 0 and at most 1", [0.01, 1.0], [0.0, -0.1, 1.1]),
     "aggregation.clip": ("above 0", [0.01, 100.0], [0, -1]),
     "aggregation.trim": ("at least 1", [1, 100], [0, -1]),

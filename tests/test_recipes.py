@@ -67,6 +67,7 @@ PAPER = {
     # 6. aggregation
     "aggregation.weights": "adagen",
     "aggregation.robust": "none",
+    "aggregation.gossip": 1,
     "aggregation.idle": 1.0,  # all count alike
     # everybody sends everything as it is, and nobody lies
     "exchange.dtype": "fp32",
