@@ -6,6 +6,7 @@ from torch.func import functional_call
 
 from semidfl import topology
 from semidfl.config import Config
+from semidfl.data.dataset import Dataset
 from semidfl.data.own import with_sites
 from semidfl.data.sources import outline
 from semidfl.exchange.compressed import lossy
@@ -16,18 +17,30 @@ from semidfl.setup import Setup
 
 __all__ = ["activations_of", "estimate", "memory"]
 
+_LARGEST = 2000
+"""clients whose graph's eigenvalues are found in a second"""
+
 
 def estimate(config: Config) -> str:
     """The estimate in words."""
     parts = memory(config)
-    lines = [f"{name:34} {size / 2**20:10.1f} MiB" for name, size in parts.items()]
-    lines = ["estimate of memory on the device", *lines, f"{'all':34} {sum(parts.values()) / 2**20:10.1f} MiB"]
+    graph = topology.build(with_sites(config, _outline(config)).graph, config.seed)
+    rows = [f"{name:34} {size / 2**20:10.1f} MiB" for name, size in (parts | {"all": sum(parts.values())}).items()]
+    lines = [_agreeing(graph, config.aggregation.gossip), "estimate of memory on the device", *rows]
     return "\n".join(f"# {line}" for line in lines)  # so that the whole printout is a config file
+
+
+def _agreeing(graph: topology.Topology, mixings: int) -> str:
+    """How fast clients of this graph come to agree."""
+    words = f"graph: {graph.clients} clients, {len(graph.edges())} edges"
+    if graph.clients > _LARGEST:
+        return words
+    return f"{words}; a round leaves {100 * graph.left(mixings):.1f} % of the difference that lasts longest"
 
 
 def memory(config: Config) -> dict[str, int]:
     """Bytes by what they are for."""
-    data = outline(config.data.dataset, config.data, config.seed)
+    data = _outline(config)
     config = with_sites(config, data)
     graph = topology.build(config.graph, config.seed)
     setup = Setup.of(config, data, graph)
@@ -51,6 +64,10 @@ def memory(config: Config) -> dict[str, int]:
         steps = own.iterations or config.classifier.iterations
         parts[f"{name}: a round's batches"] = chunk * batch * steps * data.train_images[0].size * 4 * 3
     return parts
+
+
+def _outline(config: Config) -> Dataset:
+    return outline(config.data.dataset, config.data, config.seed)
 
 
 def _activations(network: Network | Generator, setup: Setup) -> int:

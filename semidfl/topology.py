@@ -53,6 +53,14 @@ class Topology:
             matrix[i, list(row)] = True
         return matrix
 
+    def left(self, mixings: int = 1) -> float:
+        """Of the difference between clients that lasts longest, the share that mixings with equal weights leave."""
+        closed = self.closed().astype(np.float64)
+        size = closed.sum(1)
+        # The same eigenvalues as those of rows that sum to 1, and symmetric.
+        values = np.linalg.eigvalsh(closed / np.sqrt(np.outer(size, size)))
+        return float(np.abs(values[:-1]).max(initial=0.0)) ** mixings
+
     def edges(self) -> list[tuple[int, int]]:
         """Every edge once, as (i, j) with i < j, ascending."""
         return [(i, j) for i, row in enumerate(self.neighbours) for j in row if i < j]

@@ -211,6 +211,7 @@ def dry_run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Confi
     """The config and the estimate that --dry-run prints."""
     assert main([*words, "--dry-run"]) == 0
     toml, _, estimate = capsys.readouterr().out.partition("estimate of memory")
+    assert "\n# graph: " in toml
     return from_toml(toml.rstrip("# \n")), estimate
 
 

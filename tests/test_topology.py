@@ -122,6 +122,24 @@ def test_torus_refuses_a_short_side(n: int, sides: str, good: int) -> None:
         build(GraphConfig(topology="torus", clients=n), 0)
 
 
+@pytest.mark.parametrize("name", ["fig1", "topology2", "ring", "line", "star", "erdos-renyi"])
+def test_what_mixing_leaves_is_what_is_seen_to_be_left(name: str) -> None:
+    """Clients with any numbers, mixed again and again: in the end their spread shrinks by one factor."""
+    made = build(GraphConfig(topology=name, clients=10), seed=3)
+    numbers = np.random.default_rng(0).normal(size=10)
+    for _ in range(400):
+        numbers = np.array([np.mean(numbers[[i, *near]]) for i, near in enumerate(made.neighbours)])
+        numbers -= numbers.mean()
+        last, numbers = np.abs(numbers).max(), numbers / np.abs(numbers).max()
+    assert made.left() == pytest.approx(last, rel=1e-6)
+    assert made.left(3) == pytest.approx(last**3, rel=1e-6)
+
+
+def test_where_all_are_neighbours_nothing_is_left() -> None:
+    assert build(GraphConfig(topology="full", clients=7), seed=0).left() == pytest.approx(0.0, abs=1e-12)
+    assert build(GraphConfig(topology="full", clients=1), seed=0).left() == 0.0
+
+
 def test_closed_holds_the_neighbours_and_the_client_itself() -> None:
     topology = build(GraphConfig(topology="line", clients=3), 0)
     assert topology.closed().dtype == np.bool_
