@@ -5,16 +5,15 @@ for MNIST; `recipes.py` names the experiments. Every value, from wherever it com
 `coerce` and `check` in legal.py, so that an error always names the field, the value and what is legal.
 """
 
-import ast
 import hashlib
-import inspect
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from semidfl.errors import ConfigError, nearest
+from semidfl.fields import helps_of, kinds_of, leaves, to_toml
 from semidfl.legal import check, coerce, refuse_text
 
 __all__ = [
@@ -329,16 +328,6 @@ class Config:
             )
 
 
-def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field of a config with its dotted path, in the order of definition."""
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if is_dataclass(value):
-            yield from leaves(value, f"{prefix}{f.name}.")
-        else:
-            yield f"{prefix}{f.name}", value
-
-
 def override(config: Config, values: Mapping[str, object]) -> Config:
     """A copy with some fields replaced, named by dotted path or, where only one ends so, by last name."""
     changes: dict[str, dict[str, Any]] = {"": {}}
@@ -364,29 +353,6 @@ def full_path(name: str) -> str:
         raise ConfigError(f"{name!r} could be {' or '.join(ends)}: name the section too")
     known = paths if "." in name else [p.rsplit(".", 1)[-1] for p in paths]
     raise ConfigError(f"there is no field {name!r}{nearest(name, known)}; `semidfl run --help` lists them all")
-
-
-def to_toml(config: Config, without: Collection[str] = ()) -> str:
-    """The config as TOML, without the fields of these dotted paths; `from_toml` gives back an equal one."""
-    lines: list[str] = []
-    section = ""
-    for path, value in leaves(config):
-        head, _, name = path.rpartition(".")
-        if path in without:
-            continue
-        if head != section:
-            lines += ["", f"[{head}]"]
-            section = head
-        lines.append(f"{name} = {_toml_value(value)}")
-    return "\n".join(lines) + "\n"
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return repr(value)
 
 
 def from_toml(text: str, base: Config | None = None) -> Config:
@@ -429,35 +395,10 @@ _YOUNGER = (
 @cache
 def kinds() -> dict[str, Any]:
     """The type of every field, by dotted path."""
-    top = get_type_hints(Config)
-    found = {name: kind for name, kind in top.items() if not is_dataclass(kind)}
-    for name, section in top.items():
-        if is_dataclass(section):
-            found |= {f"{name}.{leaf}": kind for leaf, kind in get_type_hints(section).items()}
-    return found
+    return dict(kinds_of(Config))
 
 
 @cache
 def help_of() -> dict[str, str]:
     """The help line of every field, by dotted path: the docstring that stands under it."""
-    return dict(_helps(Config, ""))
-
-
-def _helps(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
-    body = ast.parse(inspect.getsource(cls)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    texts: dict[str, str] = {}
-    for line, below in zip(body.body, body.body[1:], strict=False):
-        if (
-            isinstance(line, ast.AnnAssign)
-            and isinstance(line.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-        ):
-            texts[line.target.id] = " ".join(str(below.value.value).split())
-    hints = get_type_hints(cls)
-    for f in fields(cls):
-        if is_dataclass(hints[f.name]):
-            yield from _helps(hints[f.name], f"{prefix}{f.name}.")
-        else:
-            yield f"{prefix}{f.name}", texts.get(f.name, "")
+    return dict(helps_of(Config))
