@@ -1,6 +1,7 @@
 """Settings of all tests."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,18 @@ settings.load_profile("semidfl")
 def _one_thread() -> None:
     """The tests' tensors are small: more threads only wait for each other, on a busy machine for minutes."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The certificates of three peers."""
+    from semidfl.node import identity
+
+    folder = tmp_path_factory.mktemp("identity")
+    identity.init(folder)
+    for name in ("one", "two", "three"):
+        identity.issue(folder, name)
+    return folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 import torch
+from exchanges import at_once, peers_of, rows_of
 from federations import QUICK, SHORT, digits, live
-from test_node import at_once, keys, peers_of, rows_of  # noqa: F401 (a fixture)
 
 from semidfl.cohort import Cohort, Learner
 from semidfl.config import AggregationConfig, Config
@@ -62,7 +62,7 @@ class Far:
         self.thread.join(5)
 
 
-def test_a_distant_peer_is_reached(keys: Path) -> None:  # noqa: F811
+def test_a_distant_peer_is_reached(keys: Path) -> None:
     """Half a second there and back: TCP and TLS take over a second."""
     waits = Deadlines(hello=12.0, round=5.0, transfer=5.0, linger=0.5)
     one, two = peers_of(keys, [(0,), (1,)], deadlines=waits)
@@ -91,7 +91,7 @@ def rsa(folder: Path, name: str) -> Any:
     return key
 
 
-def test_only_keys_that_can_seal_are_signed_or_believed(keys: Path, tmp_path: Path, monkeypatch: Any) -> None:  # noqa: F811
+def test_only_keys_that_can_seal_are_signed_or_believed(keys: Path, tmp_path: Path, monkeypatch: Any) -> None:
     shutil.copytree(keys, tmp_path, dirs_exist_ok=True)
     rsa(tmp_path, "four")
     with pytest.raises(IdentityError, match="no elliptic key"):
@@ -102,7 +102,7 @@ def test_only_keys_that_can_seal_are_signed_or_believed(keys: Path, tmp_path: Pa
     assert _trusted(pem, authority) == (None, None)
 
 
-def test_a_surprise_is_a_refusal(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_surprise_is_a_refusal(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = peers_of(keys, [(0,), (1,)])
     with made[0], made[1]:
 
@@ -115,7 +115,7 @@ def test_a_surprise_is_a_refusal(keys: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert made[0].report().missing == {"two": "refused: garbage"}
 
 
-def test_one_that_trickles_is_spared_ever_longer(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_one_that_trickles_is_spared_ever_longer(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = peers_of(keys, [(0,), (1,)])
     asked = []
 
@@ -131,7 +131,7 @@ def test_one_that_trickles_is_spared_ever_longer(keys: Path, monkeypatch: pytest
     assert asked == [1, 3, 7]
 
 
-def test_a_question_must_come(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_question_must_come(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_QUESTION", 0.3)
     made = peers_of(keys, [(0,), (1,)])
     with made[0] as one:
@@ -150,7 +150,7 @@ def _never() -> bytes:
     return b"late"
 
 
-def test_of_an_older_round_only_the_first_mixing_counts(keys: Path) -> None:  # noqa: F811
+def test_of_an_older_round_only_the_first_mixing_counts(keys: Path) -> None:
     """Two stays in round 1. Its models of it are discounted; those that it had mixed already are no help."""
     made = peers_of(keys, [(0,), (1,)])
     with made[0] as one, made[1]:
@@ -166,7 +166,7 @@ def test_of_an_older_round_only_the_first_mixing_counts(keys: Path) -> None:  # 
         assert not one.tally.snapshot()
 
 
-def test_what_is_due_in_other_rounds_only(keys: Path) -> None:  # noqa: F811
+def test_what_is_due_in_other_rounds_only(keys: Path) -> None:
     """One is in round 4, where generators are shared; two was last in 3, where they are not, and 5 is next."""
     made = peers_of(keys, [(0,), (1,)])
 
@@ -254,7 +254,7 @@ def test_killed_after_the_last_round_a_peer_still_ends(tmp_path: Path) -> None:
         assert made.summary("a")["rounds"] == 5
 
 
-def test_whoever_trains_already_is_not_kept_waiting_for_a_third(keys: Path) -> None:  # noqa: F811
+def test_whoever_trains_already_is_not_kept_waiting_for_a_third(keys: Path) -> None:
     """Three dies when two has greeted it and one has not: two is in round 1, and one does not wait for three."""
     made = peers_of(keys, [(0,), (1,), (2,)], deadlines=Deadlines(hello=20.0, round=6.0, transfer=1.0, linger=0.5))
     with made[0] as one, made[1] as two:
@@ -271,7 +271,7 @@ def test_whoever_trains_already_is_not_kept_waiting_for_a_third(keys: Path) -> N
         assert time.monotonic() - started < 18
 
 
-def test_a_restart_beside_a_dead_neighbour_keeps_nobody_waiting(keys: Path) -> None:  # noqa: F811
+def test_a_restart_beside_a_dead_neighbour_keeps_nobody_waiting(keys: Path) -> None:
     """Three is dead; one comes back while two is under way, and does not wait for three."""
     made = peers_of(keys, [(0,), (1,), (2,)], deadlines=Deadlines(hello=20.0, round=5.0, transfer=1.0, linger=0.5))
     with made[0] as one, made[1] as two:

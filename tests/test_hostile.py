@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from test_node import LOG, Pages, at_once, keys, peers_of, rows_of  # noqa: F401 (a fixture)
+from exchanges import LOG, Pages, at_once, peers_of, rows_of
 
 from semidfl.exchange import server
 from semidfl.exchange.codec import PROTOCOL, Ask, encode
@@ -57,7 +57,7 @@ def still_open(sockets: list[socket.socket]) -> int:
     return found
 
 
-def test_connections_that_never_say_anything(keys: Path) -> None:  # noqa: F811
+def test_connections_that_never_say_anything(keys: Path) -> None:
     """They get few places and lose them again; whoever was there before is not disturbed."""
     made = peers_of(keys, [(0,), (1,)], deadlines=Deadlines(hello=20.0, round=15.0, transfer=15.0, linger=0.5))
     host, port = made[0].plan.listen.split(":")
@@ -88,7 +88,7 @@ def test_as_many_files_as_may_be() -> None:
 
 
 @pytest.mark.parametrize("denied", [False, True])
-def test_a_question_of_one_that_may_not_ask_is_not_even_read(keys: Path, denied: bool) -> None:  # noqa: F811
+def test_a_question_of_one_that_may_not_ask_is_not_even_read(keys: Path, denied: bool) -> None:
     made = peers_of(keys, [(0,), (1,)])[0]
     name, said = ("two", "denied") if denied else ("three", "stranger")
     exchange = GrpcExchange(made.plan, made.identity, Pages(), LOG, lambda who, _: denied and who == "two")
@@ -103,7 +103,7 @@ def test_a_question_of_one_that_may_not_ask_is_not_even_read(keys: Path, denied:
     assert exchange.tally.snapshot() == {said: 1}
 
 
-def test_a_certificate_that_ends_while_its_line_stands(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_certificate_that_ends_while_its_line_stands(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     today = dt.datetime
 
     class NextYear(dt.datetime):
@@ -137,7 +137,7 @@ def test_no_line_of_the_log_for_each_connection(caplog: pytest.LogCaptureFixture
 FORGED = "no\n2026-01-01 00:00:00 one all is well\x1b[2J\u202e"
 
 
-def test_what_others_say_cannot_forge_a_line_of_the_log(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_what_others_say_cannot_forge_a_line_of_the_log(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def hello(self: Any, words: Any, context: Any) -> None:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, FORGED)
 
