@@ -18,7 +18,7 @@ from semidfl.setup import Setup
 __all__ = ["activations_of", "estimate", "memory"]
 
 _LARGEST = 2000
-"""clients whose graph's eigenvalues are found in a second"""
+"""clients: the eigenvalues of a graph of so many take two seconds on a busy core, of 3000 seven"""
 
 
 def estimate(config: Config) -> str:
